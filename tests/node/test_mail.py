@@ -8,7 +8,6 @@ import datetime
 import email
 import email.policy
 import ipaddress
-import json
 import socketserver
 import ssl
 import threading
@@ -160,10 +159,10 @@ def test_the_end_of_a_run_is_mailed(runs: Runs, server: Server) -> None:
 
 def test_a_password_is_sent_only_after_tls(safe_server: Server) -> None:
     address = f"smtp://ann%40example.org:{{}}@127.0.0.1:{safe_server.port}/bob@example.org"
-    assert mail.send(address.format("pass%2Fword"), "a ü text\nof two lines") is None
+    assert mail.send(address.format("pass%2Fword"), "a ü\ntext") is None
     ((sender, to, message),) = safe_server.mails
     assert "<ann@example.org>" in sender and to == ["bob@example.org"]
-    assert message["Subject"] == "a ü text of two lines" and "a ü text\nof two lines" in message.get_content()
+    assert message["Subject"] == "a ü text" and "a ü\ntext" in message.get_content()
     assert mail.send(address.format("wrong"), "text") == "the server answered 535"
 
 
@@ -178,9 +177,7 @@ def test_a_server_without_tls_gets_no_password(server: Server) -> None:
     assert not server.mails
 
 
-@pytest.mark.parametrize(
-    ("refused", "why"), [("MAIL", "the server answered 550"), ("RCPT", "the server refused the recipients")]
-)
+@pytest.mark.parametrize(("refused", "why"), [("MAIL", "550"), ("RCPT", "recipients")])
 def test_a_server_that_refuses_is_asked_again(
     server: Server, refused: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +185,7 @@ def test_a_server_that_refuses_is_asked_again(
     server.refuses = refused
     message: dict[str, Any] = {"text": "hello"}
     targets = {"mail": f"smtp://127.0.0.1:{server.port}/bob@example.org"}
-    assert notify.send(targets, message) == {"mail": why}
+    assert why in notify.send(targets, message)["mail"]
     server.refuses = ""
     assert notify.send(targets, message) == {} and len(server.mails) == 1
     assert notify.send({"mail": "smtp://127.0.0.1:9/bob@example.org"}, message) == {"mail": "Connection refused"}
@@ -220,7 +217,7 @@ def test_a_server_that_cannot_be_reached_is_found_before_a_run(server: Server) -
         return notify.look({"webhook": None, "mail": {"host": "127.0.0.1", "port": port}, "program": None})
 
     assert look(server.port) == {}
-    assert json.dumps(look(9)) == '{"mail": "no connection to 127.0.0.1:9: Connection refused"}'
+    assert look(9)["mail"].endswith(" 127.0.0.1:9: Connection refused")
 
 
 @pytest.mark.parametrize(

@@ -50,14 +50,14 @@ def test_every_block_is_run_or_says_why_not(block: Block) -> None:
 @pytest.mark.parametrize(
     ("above", "fence", "text", "problem"),
     [
-        ("", "", "diagram", "no language"),
-        ("", "text", "$ ddp-orch up", "use console"),
-        ("", "console", "ddp-orch up", "no line with a prompt"),
-        ("<!-- not run: needs GPUs -->", "yaml", "hosts: [a]", "cannot be run"),
-        ("<!-- dry run: needs GPUs -->", "console", "$ ddp-orch check", "not only of up"),
-        ("<!-- tested by: tests/e2e/gone.py -->", "console", "$ ddp-orch up", "no such test"),
-        ("<!-- tested by: hand -->", "console", "$ ddp-orch up", "no such test"),
-        ("<!-- tested by: tests/e2e/test_queue.py -->", "console", "$ ddp-orch top", "top is in none"),
+        ("", "", "diagram", "language"),
+        ("", "text", "$ ddp-orch up", "console"),
+        ("", "console", "ddp-orch up", "prompt"),
+        ("<!-- not run: needs GPUs -->", "yaml", "hosts: [a]", "cannot"),
+        ("<!-- dry run: needs GPUs -->", "console", "$ ddp-orch check", "only"),
+        ("<!-- tested by: tests/e2e/gone.py -->", "console", "$ ddp-orch up", "no such"),
+        ("<!-- tested by: hand -->", "console", "$ ddp-orch up", "no such"),
+        ("<!-- tested by: tests/e2e/test_queue.py -->", "console", "$ ddp-orch top", "in none"),
     ],
 )
 def test_a_block_that_is_not_run_is_found(above: str, fence: str, text: str, problem: str) -> None:
