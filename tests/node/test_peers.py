@@ -55,6 +55,7 @@ class Recorder:
             "run_id": "a-run",
             "name": "a-run",
             "resume": "none",
+            "program": "",
         }
 
     def silence(self) -> dict[str, Any]:
