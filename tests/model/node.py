@@ -64,6 +64,7 @@ class Guard:
             "ended": self.verdict is not None,
             "fenced": self.fenced,
             "boots": self.node.boots,
+            "begun": self.begun,
         }
 
     def permit(self, until: float) -> None:

@@ -127,7 +127,7 @@ class RealGang(Gang):
         if status["stop"]:
             self._happens(gang_events.StopRequested("ann", 5.0, now))
         if status["attempt"] == 0 and status["boots"] > 1:
-            self._happens(gang_events.HostRestarted(number, now))
+            self._happens(gang_events.HostRestarted(number, now, status["begun"]))
         if status["phase"] == "running":
             self._happens(gang_events.Started(number, status["attempt"], now))
         for what in status["failures"]:

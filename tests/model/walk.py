@@ -10,6 +10,7 @@ from .gangs import Gang
 from .rules import Violation
 from .world import Fault, Scenario, Weather, World
 
+MOST_ADDED = 2  # nodes
 SECONDS = (0.05, 0.3, 0.7, 1.0, 1.3, 2.0, 4.0)  # that a fault lasts, in leases
 
 
@@ -55,7 +56,7 @@ def _changes(
     some_are_gone: bool,
 ) -> list[Fault]:
     """Nodes are added and leave, and there are faults meanwhile."""
-    added = dice.randint(0, 2)
+    added = dice.randint(0, MOST_ADDED)
     faults = [Fault(dice.uniform(begins, until), "add") for _ in range(added)]
     if voters - witness > team_size and dice.random() < 0.5 and not some_are_gone:
         faults.append(Fault(dice.uniform(begins, until), "leave", dice.randrange(voters - witness), float("inf")))
@@ -70,7 +71,7 @@ def _for_good(dice: random.Random, voters: int, spares: int, begins: float, unti
     faults = []
     for node in gone:
         at = dice.uniform(begins, until)
-        others = [(node, other) for other in range(voters) if other != node]
+        others = [(node, other) for other in range(voters + MOST_ADDED) if other != node]
         inward = [(there, here) for here, there in others]
         pairs = dice.choice((others + inward, inward))
         cut = Fault(at, "cut", node, float("inf"), tuple(pairs))

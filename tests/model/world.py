@@ -198,7 +198,7 @@ class World:
         is_someone_gone = any(fault.seconds == float("inf") for fault in self.scenario.faults)
         if is_someone_gone and not self.rules.committed:
             return  # the head was lost before any other node knew that the run had begun
-        if not self.rules.verdicts and not any(node.gave_up for node in self.nodes):
+        if not self.rules.verdicts:
             stop = any(fault.kind == "stop" for fault in self.scenario.faults)
             raise Violation("a stop request did not end the run" if stop else "the run made no progress")
         obeys = all(fault.only not in ("order", "status") for fault in self.scenario.faults)

@@ -125,6 +125,16 @@ def test_the_head_is_waited_for_and_never_replaced() -> None:
     assert state.team == (0, 1, 2)
 
 
+def test_a_late_report_of_a_restart_ends_no_later_attempt() -> None:
+    """The new guard may start its ranks at any moment, and the gang must wait for them before another attempt."""
+    state = exited(gang.step(begun(SPARED, 1), gang_events.HostRestarted(0, 2000.0, 1))[0], 2001.0, 0, 1, 2)
+    state, _ = gang.step(state, gang_events.PortFound(29501, 2010.0))
+    assert state.attempt == 2
+    assert gang.step(state, gang_events.HostRestarted(0, 2010.1, 1)) == (state, ())
+    state, _ = gang.step(state, gang_events.HostRestarted(0, 2010.1, 2))
+    assert gang_orders.label(state) == "stopping"
+
+
 def test_a_guard_that_is_killed_for_good_after_its_host_came_back_is_not_counted_on() -> None:
     state, _ = gang.step(waiting(), gang_events.Joined(1, 2010.0))
     gone = {"host": "host-1", "node": 1, "rank": None, "what": "the guard was killed", "gone": True}

@@ -57,10 +57,14 @@ class Lost(NamedTuple):
 
 
 class HostRestarted(NamedTuple):
-    """A node has a new guard that knows of no attempt: its host was restarted, or guard and recorder were killed."""
+    """A node has a new guard that knows of no attempt: its host was restarted, or guard and recorder were killed.
+
+    `begun`: the newest attempt that an earlier guard of the node has begun. None: of a version that did not tell.
+    """
 
     node: int
     at: float
+    begun: Optional[int] = None
 
 
 class Elected(NamedTuple):

@@ -195,6 +195,7 @@ class Guard:
                 "waiting": self._waiting,
                 "fenced": self._attempts.is_fenced,
                 "restarted": self._restarted,
+                "begun": self._begun,
                 "finish": self._finish,
                 "holds": self._holds,
                 "stop": self._shutdown.stop,

@@ -64,6 +64,7 @@ def status(message: Any) -> Dict[str, Any]:
         "failures": [_failure(failure) for failure in list_of(message.get("failures"))[:FAILURES]],
         "fenced": message.get("fenced") is True,
         "restarted": message.get("restarted") is True,
+        "begun": integer(message.get("begun", 0)),
         "finish": None if finish is None else _finish(object_of(finish)),
         "holds": integer(message.get("holds", 0)),
         "stop": None if stop is None else {"by": text(object_of(stop).get("by")), "grace": _number(stop.get("grace"))},

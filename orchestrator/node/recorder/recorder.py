@@ -61,6 +61,7 @@ class Recorder:
             "waiting": False,
             "fenced": False,
             "restarted": False,
+            "begun": 0,
             "finish": None,
             "stop": None,
             "drain": False,

@@ -231,7 +231,7 @@ class HeadLink(ClusterLink):
             self._finisher.ask(status["finish"], now)
         self._finisher.hear_holds(number, status["holds"], now)
         if status["restarted"] and status["phase"] is AttemptPhase.PREPARED:
-            self._step(gang_events.HostRestarted(number, now))
+            self._step(gang_events.HostRestarted(number, now, status["begun"]))
         if status["phase"] is AttemptPhase.RUNNING:
             self._step(gang_events.Started(number, status["attempt"], now))
         for failure in status["failures"]:
