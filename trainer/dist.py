@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-if TYPE_CHECKING or __package__:
+if TYPE_CHECKING or (__package__ == "trainer" and Path(__file__).with_name("place.py").exists()):
     from trainer.config import ConfigError as ConfigError
     from trainer.config import refuse
     from trainer.place import Place
@@ -49,8 +49,16 @@ else:  # copied without the other modules
         launcher: str
         master_addr: str = ""
 
+    SIZES = {
+        "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK", "PMI_SIZE": "PMI_RANK", "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+    }  # fmt: skip
+
     def find(environ: Mapping[str, str]) -> Place:
-        """From the variables of torchrun; without them, a world of one."""
+        """From torchrun's variables; without them, a world of one. Each task of mpirun and srun would be one."""
+        for size, rank in SIZES.items():
+            if "RANK" not in environ and int(environ.get(size, "1")) > 1:
+                reason = f"{size} is {environ[size]}: each task would train alone; start one torchrun per host instead"
+                refuse(ConfigError(reason), speaks=environ.get(rank) == "0")
         names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
         place = (int(environ.get(name, default)) for name, default in names.items())
         return Place(*place, "torchrun" if "RANK" in environ else "none")
@@ -61,9 +69,8 @@ else:  # copied without the other modules
         sys.exit(2)
 
 
-# Until its first step a rank may be reading from a slow disk or compiling. Later, a peer silent for so long is gone.
-FIRST_STEP_TIMEOUT = timedelta(minutes=30)
-STEP_TIMEOUT = timedelta(minutes=10)
+FIRST_STEP_TIMEOUT = timedelta(minutes=30)  # until then, a rank may be reading from a slow disk or compiling
+STEP_TIMEOUT = timedelta(minutes=10)  # a peer silent for so long is gone
 
 NOTHING, SAVE, STOP = 0, 1, 2  # what a signal asks for; the greatest of all ranks counts
 VOTE_SECONDS, VOTE_STEPS = 0.1, 16  # at most so long, and so many steps, between two votes
@@ -156,8 +163,7 @@ class World:
 
     def expect_quick_steps(self) -> None:
         """The first step is behind all ranks: wait less long for a peer from here on."""
-        # Public since torch 2.14, where the older, private one warns.
-        set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
+        set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout  # public since torch 2.14
         for group in {dist.group.WORLD, self.control}:
             set_timeout(STEP_TIMEOUT, group)
 
@@ -364,6 +370,12 @@ class Requests:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._asked = max(self._asked, STOP if signum == signal.SIGTERM else SAVE)
+
+
+def ignore_signals(worker: int) -> None:
+    """In a worker of DataLoader: signals to the process group are for the rank, which ends its workers at the end."""
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(each, signal.SIG_IGN)
 
 
 class Flat:

@@ -35,9 +35,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 if TYPE_CHECKING or __package__:
-    from trainer.dist import SAVE, STOP, ConfigError, Requests, World, autocast, find, joined, set_precision
+    from .dist import SAVE, STOP, ConfigError, Requests, World, autocast, find, ignore_signals, joined, set_precision
 else:  # run as a file, with dist.py next to it
-    from dist import SAVE, STOP, ConfigError, Requests, World, autocast, find, joined, set_precision
+    from dist import SAVE, STOP, ConfigError, Requests, World, autocast, find, ignore_signals, joined, set_precision
 
 
 # --- 1. Configuration: one field is one flag, such as --batch-size
@@ -88,7 +88,7 @@ def make_model() -> nn.Module:
 
 def make_optimizer(model: nn.Module, config: Config, device: torch.device) -> torch.optim.Optimizer:
     """Matrices and convolutions decay; biases and norms do not (arXiv:1812.01187, section 3.1)."""
-    groups = [
+    groups = [  # the two moments of each parameter take twice the memory of the weights
         {"params": [each for each in model.parameters() if each.dim() > 1], "weight_decay": config.weight_decay},
         {"params": [each for each in model.parameters() if each.dim() <= 1], "weight_decay": 0.0},
     ]
@@ -96,7 +96,7 @@ def make_optimizer(model: nn.Module, config: Config, device: torch.device) -> to
 
 
 def learning_rate(config: Config, step: int, last_step: int) -> float:
-    """Linear warm-up, then a cosine to zero. A function of the step, so that nothing needs to be saved."""
+    """Linear warm-up, then a cosine to zero (arXiv:1608.03983). It follows from the step: nothing to save."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, last_step - config.warmup_steps)
@@ -177,7 +177,8 @@ def train(config: Config, world: World) -> None:
     model = make_model().to(world.device)
     if config.compile:
         model.forward = torch.compile(model.forward)  # model.compile() skips nn.Sequential
-    # Add find_unused_parameters=True if a step may leave out parameters of your model.
+    # DDP sends gradients in buckets while backward computes the next ones (arXiv:2006.15704). The view saves a copy of
+    # all gradients. Add find_unused_parameters=True if a step may leave out parameters: it costs a walk of each graph.
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = make_optimizer(model, config, world.device)
     step = load(config, world, model, optimizer)
@@ -188,8 +189,8 @@ def train(config: Config, world: World) -> None:
     # From here on, a signal to any rank counts for all ranks, at the same step: SIGTERM stops, SIGUSR1 saves.
     requests = Requests(world)
     sampler: Any = micro_batches(config, world, size, range(step, last_step))
-    cuda = world.device.type == "cuda"
-    loader = DataLoader(Seeded(training_data), batch_sampler=sampler, num_workers=config.workers, pin_memory=cuda)
+    options: Any = {"num_workers": config.workers, "pin_memory": world.device.type == "cuda"}  # copies run aside
+    loader = DataLoader(Seeded(training_data), batch_sampler=sampler, worker_init_fn=ignore_signals, **options)
     batches = warm_up(config, world, wrapped, iter(loader)) if step < last_step else iter(())
     unchecked = torch.zeros((), device=world.device)  # losses that nobody has looked at: looking waits for the GPU
     since, steps_since = time.monotonic(), 0
@@ -201,9 +202,8 @@ def train(config: Config, world: World) -> None:
             group["lr"] = learning_rate(config, step, last_step)
         step_loss = torch.zeros((), device=world.device)
         for micro_batch in range(config.grad_accum_steps):
-            # Gradients add up on each rank; only the last micro-batch sends them, while backward computes the others.
             send = micro_batch == config.grad_accum_steps - 1
-            with contextlib.nullcontext() if send else wrapped.no_sync():
+            with contextlib.nullcontext() if send else wrapped.no_sync():  # gradients add up, and are sent once
                 batch = next(batches)
                 # Dropout: other numbers in each step and on each rank, and the same ones after a resume.
                 world.seed(seed_of(config.seed, step, micro_batch, world.rank))
@@ -212,7 +212,7 @@ def train(config: Config, world: World) -> None:
                 # their number; the factor makes it the mean over the batch.
                 (loss * (world.world_size / config.batch_size)).backward()
             step_loss += loss.detach()
-        if config.grad_clip:
+        if config.grad_clip:  # against rare huge gradients (arXiv:1211.5063)
             nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -222,8 +222,9 @@ def train(config: Config, world: World) -> None:
 
         if step % config.log_every == 0 or step == last_step:
             check_loss(world, step, unchecked)
-            (total,) = world.sum(step_loss.item())
-            step_time = (time.monotonic() - since) / steps_since
+            total, seconds = world.sum(step_loss.item(), time.monotonic() - since)
+            step_time = seconds / steps_since / world.world_size
+            requests.set_pace(step_time)  # the same on all ranks, and so is the step of the next vote
             world.print(f"{where} loss:{total / config.batch_size:.6f} step_time:{step_time:.4f}")
             since, steps_since = time.monotonic(), 0
         if step % save_every == 0 or step == last_step:
@@ -240,9 +241,8 @@ def train(config: Config, world: World) -> None:
 def warm_up(config: Config, world: World, wrapped: DistributedDataParallel, batches: Iterator[Any]) -> Iterator[Any]:
     """Return all batches, after one forward and backward pass that changes nothing.
 
-    After its first backward pass, DDP rearranges its gradient buckets. The place of a gradient in a bucket decides in
-    which order three or more ranks add it up, and so how it is rounded. If the first pass were a real step, a resumed
-    run would round that step differently from the undisturbed run.
+    After its first backward pass, DDP rearranges its gradient buckets. They decide in which order three or more ranks
+    add up a gradient. So if the first pass were a real step, a resumed run would round that step differently.
     """
     first = next(batches)
     buffers = [buffer.clone() for buffer in wrapped.buffers()]  # batch norm would learn from this pass

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
 
-from .trainer_ranks import ROOT, losses, outputs_of, started, values
+from .trainer_ranks import ROOT, ended, environment, losses, outputs_of, started, values
 
 FLAGS = ("--max-steps=9", "--save-every=4", "--log-every=1", "--eval-every=6", "--batch-size=30", "--keep=3")
 
@@ -88,6 +92,66 @@ def test_random_numbers_are_the_same_after_a_resume(random_folder: Path, workers
 def test_samples_do_not_depend_on_the_process_that_loads_them(random_folder: Path) -> None:
     one, other = (run(random_folder, 2, f"--workers={workers}", out=(workers, workers)) for workers in ("0", "2"))
     assert losses(one) == losses(other)
+
+
+def test_signals_save_and_stop_a_run_whose_samples_are_loaded_by_workers(folder: Path) -> None:
+    """torchrun sends SIGTERM to the process groups of its ranks, and so to the workers of the loader too."""
+    flags = ("--max-steps=400", "--save-every=400", "--eval-every=400", "--workers=1")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    argv = [sys.executable, *torchrun, "train.py", *FLAGS, *flags, "--out=stopped"]
+    variables = environment(PYTHONPATH=str(folder))
+    process = subprocess.Popen(argv, cwd=folder, env=variables, stdout=PIPE, stderr=STDOUT, text=True)
+    output = ""
+    with ended(process):
+        assert process.stdout
+        for line in process.stdout:
+            output += line
+            if " step:5 " in line:
+                os.killpg(int(values(output, "start rank:1 ")["pid"]), signal.SIGUSR1)
+            elif line.startswith("saved "):
+                process.terminate()
+    stopped = int(values(output, "stopped")["step"])
+    assert 5 < int(values(output, "saved")["step"]) <= stopped < 400, output
+    assert (folder / "stopped" / f"step-{stopped:09d}.pt").exists()
+
+
+@pytest.mark.parametrize("package", ["trainer", "mine"])
+def test_the_two_files_can_be_part_of_a_package(folder: Path, package: str) -> None:
+    (folder / package).mkdir(exist_ok=True)
+    (folder / package / "__init__.py").write_text("")
+    for name in ("train.py", "dist.py"):
+        (folder / name).rename(folder / package / name)
+    variables = environment(PYTHONPATH=str(folder))
+    argv = [sys.executable, "-m", f"{package}.train", "--max-steps=2"]
+    done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and values(done.stdout, "done")["step"] == "2", done.stderr
+
+
+def test_tasks_of_mpirun_and_srun_do_not_train_alone(folder: Path) -> None:
+    """Each would be a world of one, and all would write the same files."""
+    code = """
+import dist
+for rank, size in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), \\
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
+    assert dist.find({rank: "0", size: "1"}).launcher == "none"
+    assert dist.find({rank: "0", size: "2", "RANK": "1", "WORLD_SIZE": "2"}).launcher == "torchrun"
+    for number in "01":
+        try:
+            dist.find({rank: number, size: "2"})
+        except SystemExit as end:
+            print(size, number, "exit", end.code, flush=True)
+"""
+    argv = [sys.executable, "-c", code]
+    variables = environment(PYTHONPATH=str(folder))
+    done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, timeout=120)
+    sizes = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+    assert done.stdout.splitlines() == [f"{size} {rank} exit 2" for size in sizes for rank in "01"], done.stderr
+    assert re.findall(r"(?m)^trainer: (\w+) is 2\b", done.stderr) == sizes  # the first of the tasks says it
+
+
+def test_train_py_is_short() -> None:
+    """So that it is read from top to bottom before it is changed."""
+    assert len((ROOT / "trainer/train.py").read_text().splitlines()) <= 350
 
 
 @pytest.mark.lab  # it mounts a file system

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.data import Batch, MicroBatch
+from trainer.dist import ignore_signals
 
 AHEAD = 4  # micro-batches that each process has ready
 
@@ -34,9 +34,3 @@ def load_in_workers(
     )
     for inputs, targets in loader:
         yield Batch(inputs.to(device, non_blocking=cuda), targets.to(device, non_blocking=cuda))
-
-
-def ignore_signals(worker: int) -> None:
-    """SIGTERM and Ctrl-C to the process group are for the rank, which ends its workers after it has saved."""
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(each, signal.SIG_IGN)
