@@ -108,7 +108,7 @@ class FileWriter:
                 self._spare.append(state)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -302,6 +302,9 @@ def load_weights(path: str, model: nn.Module) -> str:
     Tensors of another shape, such as the last layer for another number of classes, stay as they are. Returns a line
     that names them.
     """
+    if Path(path).is_dir():
+        convert = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} weights.pt"
+        raise ConfigError(f"--init-from {path} is a folder; make a file of a snapshot of --parallel fsdp: {convert}")
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:

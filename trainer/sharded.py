@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -45,19 +46,33 @@ class ShardedWriter:
         # The ranks exchange messages while they write, in a thread: these must not meet those of the training.
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         self._thread: threading.Thread | None = None
+        self._step = -1  # of the last snapshot
         self._problem: Exception | None = None
+        self._announcement: str | None = None
 
     def save(self, state: dict[str, Any], announcement: str | None = None) -> None:
         """Return when the tensors in `state` may change again."""
         self.close()
         tensors = {name: state[name] for name in TENSORS if name in state}
         info = {name: value for name, value in state.items() if name not in TENSORS}
-        aside = self._folder / f".step-{info['step']:09d}-sharded.tmp"
-        aside.mkdir(exist_ok=True)
-        if self._world.device.type == "cpu":
-            tensors = on_host(tensors)  # on a GPU, async_save makes this copy
-        future: Any = async_save(tensors, storage_writer=FileSystemWriter(aside), process_group=self._group)
-        self._thread = threading.Thread(target=self._finish, args=(future, aside, info, announcement), daemon=True)
+        self._announcement = announcement or self._announcement
+        # A snapshot on request may follow that of --save-every at the same step.
+        if info["step"] == self._step and not any(self._world.gather(self._problem is not None)):
+            self._announce()
+            return
+        self._step = info["step"]
+        try:
+            # On a GPU, async_save makes this copy.
+            copied, problem = on_host(tensors) if self._world.device.type == "cpu" else tensors, None
+        except Exception as error:  # noqa: BLE001  too little memory, as a rule
+            copied, problem = {}, error
+        # All ranks write together, or none: the others would wait for the one that cannot.
+        if any(self._world.gather(problem is not None)):
+            self._fail(problem or RuntimeError("another rank could not copy its part"))
+            return
+        aside = self._folder / f".step-{self._step:09d}-sharded.tmp"
+        future: Any = async_save(copied, storage_writer=Files(aside), process_group=self._group)
+        self._thread = threading.Thread(target=self._finish, args=(future, aside, info), daemon=True)
         self._thread.start()
 
     def close(self) -> Exception | None:
@@ -67,18 +82,47 @@ class ShardedWriter:
             self._thread = None
         return self._problem
 
-    def _finish(self, future: Future[Any], aside: Path, info: dict[str, Any], announcement: str | None) -> None:
+    def _finish(self, future: Future[Any], aside: Path, info: dict[str, Any]) -> None:
         try:
             future.result()  # on any rank, only after all ranks have written
             if self._world.local_rank == 0:
                 publish(aside, info, self._keep)
-            self._problem = None
-        except Exception as error:  # noqa: BLE001  a full disk or memory may have room for the next snapshot
-            self._problem = error
-            print_line(f"FAILED snapshot on {socket.gethostname()} step:{info['step']} error:{one_line(error)}")
+        except (Exception, CheckpointException) as error:  # noqa: BLE001  a full disk may have room for the next one
+            shutil.rmtree(aside, ignore_errors=True)  # if it stays, so does the full disk
+            self._fail(first_of(error))
         else:
-            if announcement and self._world.rank == 0:
-                print_line(announcement)
+            self._problem = None
+            self._announce()
+
+    def _fail(self, problem: Exception) -> None:
+        self._problem = problem
+        print_line(f"FAILED snapshot on {socket.gethostname()} step:{self._step} error:{one_line(problem)}")
+
+    def _announce(self) -> None:
+        if self._announcement and self._world.rank == 0:
+            print_line(self._announcement)
+        self._announcement = None
+
+
+class Files(FileSystemWriter):
+    """Fails with the error of the system, such as that of a full disk, behind which torch.save puts one of its own."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            cause: BaseException | None = error
+            while cause and not isinstance(cause, OSError):
+                cause = cause.__context__
+            raise cause or error from None
+
+
+def first_of(error: Exception | CheckpointException) -> Exception:
+    """What went wrong on the first rank that failed, without the tracebacks of all ranks."""
+    if not isinstance(error, CheckpointException):
+        return error
+    rank = min(error.failures)
+    return RuntimeError(f"rank {rank}: {one_line(error.failures[rank][0])}")
 
 
 def publish(aside: Path, info: dict[str, Any], keep: int) -> None:
@@ -89,9 +133,10 @@ def publish(aside: Path, info: dict[str, Any], keep: int) -> None:
         (aside / INFO).write_text(json.dumps(info))
         sync_folder(aside)
         aside.rename(final)
-    except FileNotFoundError:
-        if not final.exists():
+    except OSError:
+        if not (final / INFO).exists():
             raise
+        shutil.rmtree(aside, ignore_errors=True)
     sync_folder(folder)
     for old in sorted(snapshots(folder))[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
@@ -125,8 +170,8 @@ def restore(
     set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
     for group, before in zip(optimizer.param_groups, settings, strict=True):
         group.update(before)  # the flags of this run count
-    if ema and "ema" in tensors:
-        ema.load_state_dict(tensors["ema"])
+    if ema:
+        ema.load_state_dict(tensors["ema"] if "ema" in tensors else ema.state_of(model))
 
 
 def load_newest(folder: Path, world: World, memory: Path | None = None) -> dict[str, Any] | None:
@@ -159,7 +204,18 @@ def load_newest(folder: Path, world: World, memory: Path | None = None) -> dict[
             return take(path, [*sizes, METADATA, INFO], newer, world)
         lacks = ",".join(missing or [METADATA])
         world.print(f"DAMAGED snapshot {path}, not used: no node has {lacks}")
+    if world.local_rank == 0:  # this run starts from scratch, and will save the same steps
+        for name, number in candidates:
+            put_aside(folders[number] / name)
     return None
+
+
+def put_aside(path: Path) -> None:
+    """Rename a damaged snapshot. On a shared disk, another node may be faster, so each has a name of its own."""
+    aside = path.with_name(f"{path.name}.{socket.gethostname()}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
 
 
 def take(path: Path, files: list[str], newer: list[Path], world: World) -> dict[str, Any]:

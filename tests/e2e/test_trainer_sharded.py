@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,53 @@ def test_a_snapshot_that_lacks_a_part_is_not_used(folder: Path, tmp_path: Path) 
     assert re.search(rf"^DAMAGED .*step-000000004-sharded.*{re.escape(part)}$", output, re.MULTILINE)
     assert values(output, "resumed")["step"] == "2" and len(losses(output)) == 2
     assert (newest / part).stat().st_size > 0 and not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_request_and_a_stop_at_a_saved_step_end_well(folder: Path, tmp_path: Path) -> None:
+    """With a snapshot after every step, both are agreed on where one was just saved."""
+    (tmp_path / "text").write_bytes((folder / "text").read_bytes())
+    with started(2, tmp_path, "-m", "trainer", *FSDP, "--save-every=1", "--max-steps=2000", "--out=out") as ranks:
+        assert ranks[0].stdout
+        for line in ranks[0].stdout:
+            if " step:2 " in line:
+                ranks[1].send_signal(signal.SIGUSR1)
+            elif line.startswith("saved "):
+                ranks[1].send_signal(signal.SIGTERM)
+        outputs_of(ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert len(names) == 2 and not [name for name in names if name.startswith(".")], names
+
+
+@pytest.mark.lab  # it mounts a file system
+def test_a_full_disk_is_not_kept_full_and_the_training_goes_on(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes((folder / "text").read_bytes())
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", disk], check=True)  # a snapshot takes 7 MB
+    try:
+        (disk / "ballast").write_bytes(bytes(28 << 20))
+        flags = (*FSDP, "--save-every=10", "--max-steps=60", "--out=disk")
+        with started(2, tmp_path, "-m", "trainer", *flags) as ranks:
+            assert ranks[0].stdout
+            output = ""
+            for line in ranks[0].stdout:
+                output += line
+                if line.startswith("FAILED snapshot ") and (disk / "ballast").exists():
+                    (disk / "ballast").unlink()
+                    assert not (disk / ".step-000000010-sharded.tmp").exists()
+            outputs_of(ranks)
+        assert [rank.returncode for rank in ranks] == [0, 0], output
+        assert re.search(r"(?m)^FAILED snapshot on \S+ step:10 error:.*No space left on device$", output), output
+        assert (disk / "step-000000060-sharded/info.json").exists() and not list(disk.glob(".*"))
+
+        (disk / "ballast").write_bytes(bytes(17 << 20))
+        with started(2, tmp_path, "-m", "trainer", *flags, "--max-steps=63") as ranks:
+            outputs = outputs_of(ranks)
+        assert [rank.returncode for rank in ranks] == [1, 1], outputs
+        assert not list(disk.glob(".*"))
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_snapshots_of_ddp_are_not_those_of_fsdp(two: list[str], folder: Path) -> None:
