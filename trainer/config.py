@@ -104,7 +104,7 @@ class Config:
     save_memory_every: int = flag(0, "steps between snapshots in memory, in $DDP_ORCH_MEMORY_DIR; 0: none")
     eval_every: int = flag(0, "steps between evaluations on the test samples; 0: once per epoch")
     keep: int = flag(2, "number of snapshots to keep; if the newest is damaged, the one before is used", least=1)
-    eval_only: bool = flag(False, "test the newest snapshot, or --init-from, instead of training")
+    eval_only: bool = flag(False, "test the weights of --init-from, else of the newest snapshot, instead of training")
     sample_tokens: int = flag(0, "tokens that a language model appends to a text after each test; 0: off")
     decode: str = flag("", "MODULE:FUNCTION from tokens to text for --sample-tokens; for --data text: not needed")
     log_every: int = flag(10, "steps between log lines", least=1)
@@ -163,6 +163,11 @@ class Config:
             if value != Config.__dataclass_fields__[name].default:
                 what = spelled(name) if value is True else f"{spelled(name)} {value}"
                 raise ConfigError(f"{flag} does not go with {what}")
+
+    @property
+    def tests_weights(self) -> bool:
+        """Whether to test the weights of --init-from. Snapshots in --out do not count then."""
+        return self.eval_only and bool(self.init_from)
 
     @property
     def trackers(self) -> tuple[str, ...]:

@@ -14,12 +14,11 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from trainer import checkpoint, metrics
 from trainer.checkpoint import Writer
@@ -32,7 +31,7 @@ from trainer.extras.ema import EMA
 from trainer.extras.mixing import Mix, make_mix
 from trainer.extras.profiler import Profiler
 from trainer.extras.samples import find_decoder, print_sample
-from trainer.model import build, make_loss, prepare_model
+from trainer.model import build, count_correct, make_loss, prepare_model
 from trainer.optim import learning_rate, make_optimizer
 from trainer.parallel import full, keep_gradients_local, snapshots_of, wrap
 
@@ -69,7 +68,8 @@ def run(config: Config, world: World) -> None:
     world.print(" ".join(["config", *(f"{key}:{value}" for key, value in config.as_dict().items())]))
     with world.fail_together():
         out = checkpoint.make_folder(config.out)
-        checkpoint.check_same_kind(out, config.parallel)
+        if not config.tests_weights:
+            checkpoint.check_same_kind(out, config.parallel)
         memory = checkpoint.memory_folder(config)
     training = setup(config, world, out, memory)
     if config.eval_only:
@@ -116,7 +116,7 @@ def setup(config: Config, world: World, out: Path | None, memory: Path | None = 
         data.train.size, config.batch_size, config.seed, world.rank, world.world_size, config.grad_accum_steps
     )
     metrics.print_plan(config, world, data, sampling, model)
-    state = snapshots_of(config).load_newest(out, world, memory) if out else None
+    state = snapshots_of(config).load_newest(out, world, memory) if out and not config.tests_weights else None
     first_step = state["step"] if state else 0
     with world.fail_together():
         if state:
@@ -153,7 +153,7 @@ def train(training: Training, log: metrics.Log, writer: Writer | None, in_memory
     unchecked: list[Tensor] = []  # losses of this rank that nobody has looked at yet: looking waits for the GPU
     batches = warm_up(training, log)
     requests = Requests(world)
-    profiler = Profiler(config, world)
+    profiler = Profiler(config, world, training.first_step)
     log.timer.lap("between")
 
     while step < last_step:
@@ -192,6 +192,7 @@ def train(training: Training, log: metrics.Log, writer: Writer | None, in_memory
             log.test(epoch, step, *test(training, step))
         log.timer.lap("between")  # snapshots and tests are not part of a step
 
+    profiler.close(step)
     if step < last_step:
         save(training, writer, step, unchecked)
     return step
@@ -283,11 +284,6 @@ def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor,
         return logits, training.loss_of(logits, batch.targets)
 
 
-def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
-    classes = targets.argmax(dim=-1) if targets.is_floating_point() else targets
-    return (logits.argmax(dim=-1) == classes).sum()
-
-
 def test(training: Training, step: int) -> tuple[float, float]:
     """Return the loss and the accuracy on the test samples, of the moving average of the weights if there is one."""
     config, world, data = training.config, training.world, training.data
@@ -303,6 +299,7 @@ def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tu
     """Return the mean loss and the accuracy over `split`. Ranks share the samples; each sample counts exactly once."""
     make_models_equal(model, config, world)
     model.eval()
+    loss_of = make_loss(replace(config, label_smoothing=0.0, compile=False))
     samples_at_once = max(1, config.batch_size // world.world_size // config.grad_accum_steps)
     loss, correct = torch.zeros((), dtype=torch.float64, device=world.device), torch.zeros((), device=world.device)
     targets_seen, equally_often = 0, config.parallel == "fsdp"  # gathering sharded layers takes all ranks
@@ -312,10 +309,9 @@ def evaluate(model: nn.Module, split: Split, config: Config, world: World) -> tu
             logits = model(batch.inputs)
         if kind == PADDING:
             continue
-        flat, targets = logits.float().flatten(0, -2), batch.targets.flatten()
-        loss += cross_entropy(flat, targets, reduction="sum")
-        correct += (flat.argmax(dim=-1) == targets).sum()
-        targets_seen += len(targets)
+        loss += loss_of(logits.float(), batch.targets)
+        correct += count_correct(logits, batch.targets)
+        targets_seen += batch.targets.numel()
     model.train()
     total_loss, total_correct, total = world.sum(loss.item(), correct.item(), targets_seen)
     return total_loss / total, total_correct / total

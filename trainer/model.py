@@ -117,6 +117,12 @@ def make_loss(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
     return torch.compile(loss_of) if config.compile else loss_of
 
 
+def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
+    """How many of the targets are right: `acc` is their share."""
+    classes = targets.argmax(dim=-1) if targets.is_floating_point() else targets
+    return (logits.argmax(dim=-1) == classes).sum()
+
+
 def checkpoint_blocks(model: nn.Module, name: str) -> None:
     """Let every block forget its activations after forward, and compute them again in backward.
 

@@ -23,11 +23,11 @@ from trainer.datasets import load  # noqa: E402
 from trainer.dist import World, choose_device, joined  # noqa: E402
 from trainer.extras.ema import EMA  # noqa: E402
 from trainer.extras.mixing import make_mix  # noqa: E402
-from trainer.loop import evaluate, setup  # noqa: E402
+from trainer.loop import evaluate, run, setup  # noqa: E402
 from trainer.metrics import flops_of, meta_copy, peak_of, wandb_id  # noqa: E402
 from trainer.model import build, checkpoint_blocks  # noqa: E402
 from trainer.optim import learning_rate, make_optimizer, peak_learning_rate, with_momentum  # noqa: E402
-from trainer.parallel import wrap  # noqa: E402
+from trainer.parallel import full, wrap  # noqa: E402
 from trainer.place import Place  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -302,16 +302,18 @@ def test_weights_of_a_snapshot_or_a_state_dict_are_loaded_but_those_of_another_s
         assert torch.equal(target[0].weight, source[0].weight) and torch.equal(target[7].weight, last)
 
 
-@pytest.mark.parametrize("content", ["nothing", "text", "another model"])
+@pytest.mark.parametrize("content", ["nothing", "text", "another model", "a folder"])
 def test_weights_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path, content: str) -> None:
     file = tmp_path / "weights.pt"
     if content == "text":
         file.write_text("not a file of torch")
+    elif content == "a folder":
+        file.mkdir()
     elif content == "another model":
         torch.save({"elsewhere": torch.zeros(3)}, file)
     with pytest.raises(ConfigError) as refused:
         checkpoint.load_weights(str(file), build("digits-cnn", images_of(10), 1))
-    assert str(refused.value).startswith(f"--init-from {file}: ") and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(f"--init-from {file}") and "\n" not in str(refused.value)
 
 
 def test_the_moving_average_follows_the_weights_and_takes_their_place_for_a_while() -> None:
@@ -337,6 +339,43 @@ def test_a_run_in_weights_and_biases_keeps_its_id(tmp_path: Path, monkeypatch: p
     assert wandb_id(tmp_path) == "first"
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     assert wandb_id(tmp_path) == "mine"
+
+
+A_GPT = ("--model=gpt-tiny", "--data=synthetic-tokens", "--context=8", "--samples=64", "--batch-size=4", "--track=none")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_moving_average_that_begins_at_a_resume_begins_with_the_weights(
+    world: World, tmp_path: Path, parallel: str
+) -> None:
+    if parallel == "fsdp" and not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("FSDP2 is public since torch 2.6")
+    flags = (*A_GPT, f"--parallel={parallel}", "--max-steps=2", f"--out={tmp_path}")
+    run(parse(flags), world)
+    training = setup(parse([*flags, "--ema=0.9"]), world, tmp_path)
+    assert training.first_step == 2 and training.ema
+    with training.ema.swapped_in():
+        averages = [full(each.detach()).clone() for each in training.model.parameters()]
+    weights = [full(each.detach()) for each in training.model.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(averages, weights, strict=True))
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_weights_that_are_named_are_tested_although_there_is_a_snapshot(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: str
+) -> None:
+    if parallel == "fsdp" and not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("FSDP2 is public since torch 2.6")
+    run(parse((*A_GPT, f"--parallel={parallel}", "--max-steps=2", f"--out={tmp_path / 'out'}")), world)
+    torch.save(build("gpt-tiny", tokens_of(50304), 8).state_dict(), tmp_path / "weights.pt")
+    capsys.readouterr()
+    flags = (*A_GPT, "--eval-only", f"--init-from={tmp_path / 'weights.pt'}")
+    for out in ("out", "empty"):
+        run(parse((*flags, f"--out={tmp_path / out}")), world)
+    output = capsys.readouterr().out
+    evaluated = [line for line in output.splitlines() if line.startswith("evaluated ")]
+    assert "resumed " not in output and len(evaluated) == 2
+    assert evaluated[0] == evaluated[1] and evaluated[0].startswith("evaluated epoch:0 step:0 ")
 
 
 @pytest.mark.torchvision
@@ -391,6 +430,36 @@ def test_evaluation_gives_the_mean_over_all_images(world: World) -> None:
     loss, accuracy = evaluate(Noting(), split, Config(batch_size=100), world)
     assert accuracy == 1198 / 1797
     assert loss == pytest.approx((1198 * 0.3132617 + 599 * 1.3132617) / 1797)
+
+
+def test_evaluation_uses_the_loss_and_the_measure_of_the_training(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But without label smoothing, so that runs with and without it can be compared."""
+    asked = []
+
+    def loss_of(config: Config) -> object:
+        asked.append(config.label_smoothing)
+        return lambda logits, targets: 2.0 * targets.sum()
+
+    monkeypatch.setattr("trainer.loop.make_loss", loss_of)
+    monkeypatch.setattr("trainer.loop.count_correct", lambda logits, targets: (targets == 3).sum())
+    numbers = torch.arange(10)
+    split = TensorSplit(numbers, numbers, 10)
+    assert evaluate(Noting(), split, Config(batch_size=4, label_smoothing=0.1), world) == (9.0, 0.1)
+    assert asked == [0.0]
+
+
+def test_steps_are_profiled_also_where_a_run_resumes_or_ends_inside_of_them(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--batch-size=64", "--track=none", "--save-every=100", f"--out={tmp_path}")
+    for window, last_step, profiled in (("2:9", 3, ["2:3"]), ("1:4", 6, ["4:4"]), ("5:6", 7, [])):
+        run(parse([*flags, f"--profile-steps={window}", f"--max-steps={last_step}"]), world)
+        said = capsys.readouterr()
+        assert re.findall(r"(?m)^profiled steps:(\S+) trace:\S+$", said.out) == profiled
+        assert said.err.count("--profile-steps") == (0 if profiled else 1), said.err
+        assert (tmp_path / "trace-rank0.json").exists()
 
 
 # --- which samples
