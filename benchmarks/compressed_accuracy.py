@@ -1,6 +1,7 @@
 """What sending less costs: test accuracy on real images, the mean of several seeds, for each way to send gradients.
 
-python benchmarks/compressed_accuracy.py [--seeds 5] [--csv mnist_5k.csv.gz]
+    python benchmarks/compressed_accuracy.py [--seeds 5]
+    python benchmarks/compressed_accuracy.py --csv mnist_5k.csv.gz --plain --epochs 8 -- --augment --batch-size=64
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--csv", help="other images than the bundled digits")
+    parser.add_argument("--plain", action="store_true", help="only plain DDP")
+    parser.add_argument("flags", nargs="*", help="more flags of the trainer, after --")
     asked = parser.parse_args()
+    ways = ["plain DDP"] if asked.plain else list(WAYS)
     trainer_ranks.LIMIT = 3600  # s
     data = ["--data=csv", f"--data-path={Path(asked.csv).resolve()}"] if asked.csv else []
-    turns = [(way, seed) for seed in range(asked.seeds) for way in WAYS]
+    turns = [(way, seed) for seed in range(asked.seeds) for way in ways]
     argvs = [
-        [*WAYS[way], *data, f"--seed={seed}", f"--epochs={asked.epochs}", f"--out={number}", "--track=none"]
+        [*WAYS[way], *data, *asked.flags, f"--seed={seed}", f"--epochs={asked.epochs}", f"--out={number}", "--track=none"]
         for number, (way, seed) in enumerate(turns)
     ]
-    reached: dict[str, list[float]] = {way: [] for way in WAYS}
+    reached: dict[str, list[float]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:
         for (way, _), output in zip(turns, trainings(2, Path(folder), *argvs), strict=True):
             reached[way].append(float(values(output, "done ")["test_acc"]))
