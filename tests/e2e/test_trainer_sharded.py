@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'ddp-orch[trainer]'")
 if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
     pytest.skip("FSDP2 is public since torch 2.6", allow_module_level=True)
+
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 
 from .trainer_ranks import losses, outputs_of, started, trainings, values  # noqa: E402
 
@@ -54,30 +58,60 @@ def two(folder: Path) -> list[str]:
         "ddp": (*GPT, "--max-steps=9", "--out=ddp"),
         "fsdp": (*FSDP, "--max-steps=9", "--out=fsdp"),
         "pieces": (*FSDP, "--max-steps=2", "--out=pieces", "--grad-accum-steps=2", "--activation-checkpointing"),
-        "moving": (*FSDP, "--max-steps=3", "--out=moving"),
+        "bf16": (*FSDP, "--max-steps=3", "--out=bf16", "--precision=bf16", "--no-reshard-after-forward"),
     }
     return trainings(2, folder, *ways.values())
 
 
 def test_every_loss_is_that_of_ddp(two: list[str]) -> None:
-    ddp, fsdp, pieces, _ = two
+    ddp, fsdp, pieces, bf16 = two
     assert losses(fsdp) == pytest.approx(losses(ddp), abs=2e-4) and len(losses(ddp)) == 9
     assert losses(pieces) == pytest.approx(losses(ddp)[:2], abs=2e-4)
+    assert losses(bf16) == pytest.approx(losses(ddp)[:3], abs=0.05) and losses(bf16) != losses(fsdp)[:3]
     done = [float(values(output, "done")["test_loss"]) for output in (ddp, fsdp)]
     assert done[0] == pytest.approx(done[1], abs=2e-4)
 
 
-def test_a_run_resumes_with_two_then_four_then_three_ranks(two: list[str], folder: Path) -> None:
-    said = [two[3]]
-    for ranks, steps in ((4, 6), (3, 9)):
-        said += trainings(ranks, folder, (*FSDP, f"--max-steps={steps}", "--out=moving"))
-    assert [values(output, "resumed")["ranks_before"] for output in said[1:]] == ["2", "4"]
-    assert [loss for output in said for loss in losses(output)] == pytest.approx(losses(two[1]), abs=2e-4)
-    assert float(values(said[-1], "done")["test_loss"]) == pytest.approx(
-        float(values(two[1], "done")["test_loss"]), abs=2e-4
+def test_a_run_killed_with_two_then_four_ranks_ends_with_three_as_if_undisturbed(two: list[str], folder: Path) -> None:
+    dice = random.Random("2 -> 4 -> 3")
+    undisturbed = losses(two[1])
+    done, said = 0, ""
+    for ranks, last in ((2, 4), (4, 7), (3, 9)):
+        moment = dice.randint(done + 1, last) if last < 9 else 10
+        print(f"{ranks} ranks until step {moment}")
+        with started(ranks, folder, "-m", "trainer", *FSDP, "--max-steps=9", "--save-every=1", "--out=moving") as all:
+            said, first = "", done
+            assert all[0].stdout
+            for line in all[0].stdout:
+                said += line
+                if f" step:{moment} loss:" in line:
+                    dice.choice(all[1:]).kill()
+            outputs_of(all)
+        if first:
+            resumed = values(said, "resumed")
+            assert resumed["ranks_before"] == str({4: 2, 3: 4}[ranks]) and int(resumed["step"]) <= first
+            first = int(resumed["step"])
+        assert losses(said) == pytest.approx(undisturbed[first : first + len(losses(said))], abs=2e-4)
+        done = first + len(losses(said))
+        if ranks == 4:
+            parts = [path.stat().st_size for path in max((folder / "moving").glob("step-*")).glob("__*.distcp")]
+            assert len(parts) == 4 and max(parts) <= 0.3 * sum(parts)
+    assert done == 9 and [rank.returncode for rank in all] == [0, 0, 0], said
+    ends = [float(values(output, "done")["test_loss"]) for output in (said, two[1])]
+    assert ends[0] == pytest.approx(ends[1], abs=2e-4)
+
+
+def test_four_ranks_resume_exactly(folder: Path) -> None:
+    undisturbed, _, resumed = trainings(
+        4,
+        folder,
+        (*FSDP, "--max-steps=5", "--save-every=9", "--out=four"),
+        (*FSDP, "--max-steps=3", "--save-every=9", "--out=four-resumed"),
+        (*FSDP, "--max-steps=5", "--save-every=9", "--out=four-resumed"),
     )
-    parts = [path.stat().st_size for path in (folder / "moving/step-000000006-sharded").glob("__*.distcp")]
-    assert len(parts) == 4 and max(parts) <= 0.3 * sum(parts)
+    assert values(resumed, "resumed")["step"] == "3"
+    assert losses(resumed) == losses(undisturbed)[3:] and len(losses(undisturbed)) == 5
+    assert values(resumed, "done")["test_loss"] == values(undisturbed, "done")["test_loss"]
 
 
 def test_a_rank_of_four_holds_little_more_than_a_quarter_of_the_model(folder: Path) -> None:
@@ -112,6 +146,34 @@ def test_hosts_without_a_shared_disk_copy_the_parts_that_they_lack(
     assert values(outputs[0], "resumed")["step"] == "4"
     assert losses(outputs[0]) == losses(two[1])[4:]
     assert values(outputs[0], "done")["test_loss"] == values(two[1], "done")["test_loss"]
+    for host in ("b", "new"):
+        shutil.copytree(tmp_path / host / "step-000000009-sharded", tmp_path / "all", dirs_exist_ok=True)
+    assert_same(tensors_in(tmp_path / "all"), tensors_in(folder / "fsdp/step-000000009-sharded"))
+
+
+def tensors_in(snapshot: Path) -> dict[str, object]:
+    """The model, the optimizer and the moving average, put together from the parts of all ranks."""
+    file = snapshot.with_suffix(".pt")
+    dcp_to_torch_save(snapshot, file)
+    state: dict[str, object] = torch.load(file, weights_only=True)
+    return state
+
+
+def assert_same(one: object, other: object) -> None:
+    """Bit for bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+        return
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list):
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert one == other
 
 
 def test_the_parts_in_memory_count_where_they_are_newer(two: list[str], folder: Path, tmp_path: Path) -> None:

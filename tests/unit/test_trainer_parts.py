@@ -378,6 +378,85 @@ def test_weights_that_are_named_are_tested_although_there_is_a_snapshot(
     assert evaluated[0] == evaluated[1] and evaluated[0].startswith("evaluated epoch:0 step:0 ")
 
 
+def test_the_blocks_of_a_sharded_model_are_compiled(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the parts of torch.compile that need no C++ compiler: its quickest backend that traces backward too."""
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("FSDP2 is public since torch 2.6")
+    compiled = []
+
+    def compile_block(block: torch.nn.Module) -> None:
+        compiled.append(type(block).__name__)
+        with_backend(block, backend="aot_eager")
+
+    with_backend = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_block)
+    flags = (*A_GPT, "--parallel=fsdp", "--max-steps=3", "--log-every=1", "--optimizer=adamw", "--lr=0.001")
+    said = []
+    for way in ((), ("--compile",)):
+        run(parse([*flags, *way, f"--out={tmp_path / str(len(way))}"]), world)
+        said.append([float(loss) for loss in re.findall(r"(?m)^epoch:1 step:\d+ loss:(\S+)", capsys.readouterr().out)])
+    assert compiled == ["Block", "Block"]
+    assert said[1] == pytest.approx(said[0], abs=1e-3) and len(said[0]) == 3
+
+
+class FakeBoard:
+    """torch.utils.tensorboard's writer, and W&B: writes down what it is asked for."""
+
+    def __init__(self, calls: list[tuple[object, ...]]) -> None:
+        self._calls = calls
+
+    def SummaryWriter(self, folder: str, purge_step: int | None) -> FakeBoard:
+        self._calls.append(("writer", folder, purge_step))
+        return self
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self._calls.append((name, value, step))
+
+    def init(self, **options: object) -> FakeBoard:
+        self._calls.append(("init", options["id"], options["resume"], options["mode"], options["dir"]))
+        return self
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self._calls.append(("metric", name, step_metric))
+
+    def log(self, figures: dict[str, float]) -> None:
+        self._calls.append(("log", figures))
+
+    def close(self) -> None:
+        self._calls.append(("close",))
+
+    finish = close
+
+
+def test_tensorboard_and_wandb_continue_where_a_run_resumes(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board: list[tuple[object, ...]] = []
+    wandb: list[tuple[object, ...]] = []
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", FakeBoard(board))
+    monkeypatch.setitem(sys.modules, "wandb", FakeBoard(wandb))
+    for name in ("WANDB_RUN_ID", "WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    out = str(tmp_path)
+    flags = ("--track=tensorboard,wandb", "--batch-size=64", "--save-every=2", "--log-every=1", f"--out={out}")
+    for attempt, last_step in (("first", 3), ("second", 5)):
+        monkeypatch.setenv("DDP_ORCH_RUN_ID", attempt)
+        run(parse([*flags, f"--max-steps={last_step}"]), world)
+    assert [call for call in board if call[0] == "writer"] == [
+        ("writer", f"{out}/tensorboard", None), ("writer", f"{out}/tensorboard", 4),
+    ]  # fmt: skip
+    assert [call[2] for call in board if call[0] == "loss"] == [1, 2, 3, 4, 5]
+    assert [call[2] for call in board if call[0] == "test_loss"] == [3, 5]
+    inits = [call for call in wandb if call[0] == "init"]
+    assert inits == 2 * [("init", "first", "allow", "offline", out)]
+    assert ("metric", "*", "step") in wandb
+    steps = [call[1]["step"] for call in wandb if call[0] == "log" and "loss" in call[1]]  # type: ignore[index,operator]
+    assert steps == [1, 2, 3, 4, 5]
+    assert board.count(("close",)) == wandb.count(("close",)) == 2
+
+
 @pytest.mark.torchvision
 @pytest.mark.parametrize("flags", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}])
 def test_images_and_their_labels_are_mixed_in_the_same_shares(flags: dict[str, float]) -> None:
