@@ -1,7 +1,7 @@
 """What sending less costs: test accuracy on real images, the mean of several seeds, for each way to send gradients.
 
-    python benchmarks/compressed_accuracy.py [--seeds 5]
-    python benchmarks/compressed_accuracy.py --csv mnist_5k.csv.gz --plain --epochs 8 -- --augment --batch-size=64
+python benchmarks/compressed_accuracy.py [--seeds 5]
+python benchmarks/compressed_accuracy.py --csv mnist_5k.csv.gz --plain --epochs 8 -- --augment --batch-size=64
 """
 
 from __future__ import annotations
@@ -40,7 +40,15 @@ def main() -> None:
     data = ["--data=csv", f"--data-path={Path(asked.csv).resolve()}"] if asked.csv else []
     turns = [(way, seed) for seed in range(asked.seeds) for way in ways]
     argvs = [
-        [*WAYS[way], *data, *asked.flags, f"--seed={seed}", f"--epochs={asked.epochs}", f"--out={number}", "--track=none"]
+        [
+            *WAYS[way],
+            *data,
+            *asked.flags,
+            f"--seed={seed}",
+            f"--epochs={asked.epochs}",
+            f"--out={number}",
+            "--track=none",
+        ]
         for number, (way, seed) in enumerate(turns)
     ]
     reached: dict[str, list[float]] = {way: [] for way in ways}

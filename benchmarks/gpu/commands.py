@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,9 +54,9 @@ def main() -> None:
     if missing := [name for name in NEEDED if not importlib.util.find_spec(name)]:
         skip(f"{sys.executable} lacks {', '.join(missing)}: install them to a folder and add it to PYTHONPATH")
     figures = Figures(sys.argv[1])
-    with subprocess.Popen(
+    with tempfile.TemporaryDirectory() as driver, subprocess.Popen(
         [sys.executable, "-m", "orchestrator.demo.two_hosts"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, cwd=ROOT, start_new_session=True,
+        text=True, cwd=ROOT, start_new_session=True, env={**os.environ, **fake_driver(Path(driver))},
     ) as hosts:  # fmt: skip
         assert hosts.stdin and hosts.stdout
         folder = hosts.stdout.readline().rstrip("\n")
@@ -65,6 +67,16 @@ def main() -> None:
         finally:
             hosts.stdin.close()
     Commands(figures).run("demo")
+
+
+def fake_driver(folder: Path) -> dict[str, str]:
+    """The variables with which a host without a GPU finds a driver with one; {} on a machine with a GPU."""
+    if DEVICE == "cuda" or not shutil.which("gcc"):
+        return {}
+    sys.path.insert(0, str(ROOT / "tests"))
+    import fake_driver
+
+    return fake_driver.make(folder.resolve())
 
 
 def on_the_host(folder: Path, figures: Figures) -> None:
@@ -79,7 +91,7 @@ def on_the_host(folder: Path, figures: Figures) -> None:
     commands.run("up", "--detach", *inventory, "--", "-m", "trainer", *TRAINING, name="up")
     wait_until(lambda: " step:" in commands.run("logs", "--tail", "5", *inventory, name="logs"), "the run has a step")
     table = commands.run("top", *inventory, name="top")
-    if DEVICE == "cuda" and "GPU" not in table.upper():
+    if (DEVICE == "cuda" or shutil.which("gcc")) and "GPU %" not in table:
         sys.exit(f"top shows no GPU:\n{table}")
     held = memory_used()
     commands.run("kill", *inventory, name="kill")
