@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -35,8 +36,11 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def world() -> Iterator[World]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     with joined("cpu", Place(0, 0, 1, 1, "none")) as alone:
         yield alone
+    for number, handler in handlers.items():  # those of a training hold its process group
+        signal.signal(number, handler)
 
 
 def test_a_wrong_flag_is_refused_in_one_line() -> None:
