@@ -38,7 +38,6 @@ class Recorder:
         self.permits: list[float] = []
         nodes = [{"host": f"host-{number}", "nproc": 1} for number in range(2)]
         self.spec = {
-            "program": "",
             "launcher": {"name": "direct"},
             "nodes": nodes,
             "max_restarts": 0,

@@ -230,7 +230,7 @@ def _on_host_restarted(state: State, event: HostRestarted) -> State:
     if state.phase in (Phase.WAITING, Phase.OVER) or node.phase not in (NodePhase.JOINED, NodePhase.RUNNING):
         return state
     if event.begun is not None and event.begun < state.attempt and node.phase is NodePhase.JOINED:
-        return state  # it has not had the order to run yet: then nothing of this attempt is lost, and it may still start
+        return state  # the order to run is on its way: nothing of this attempt is lost, and its ranks may still start
     failure = dict(
         failure_of(state, event.node, "the host was restarted, or its guard and recorder were killed", event.at),
         lost=True,
