@@ -49,9 +49,10 @@ defaults:               # for all hosts
 
 # run:
 #   max_restarts: 3     # restart after a failure
+#   resume: head        # before a restart, copy what rank 0 has saved to the other hosts
 
 # Next:
-#   ddp-orch trust{path}    # accept the SSH keys of the hosts
+#   ddp-orch trust{path}    # accept the SSH keys of the hosts, unless `init` has done that
 #   ddp-orch check{path}    # find problems before you start
 #   ddp-orch up{path}       # train the bundled model
 #   ddp-orch up{path} -- train.py --lr 0.1    # run your own script

@@ -10,7 +10,8 @@ from .transcript import LogLine
 # a job that cannot start reports that under the same name, on its own stderr
 RECORDER_LINE = re.compile(r"ddp-orch: (?!cannot start |setup line )")
 ATTEMPT = re.compile(r"ddp-orch: attempt (?P<attempt>\d+) on ")
-LOST = re.compile(r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): host lost\b")
+LOST = re.compile(r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:host|head) lost\b")
+STOPS = re.compile(r"ddp-orch: (?:no (?:message from the head|majority of the hosts) .*: stopping|.*; stopping all nodes$)")
 
 
 def split_attempts(lines: Sequence[LogLine]) -> list[list[LogLine]]:
@@ -33,6 +34,11 @@ def split_off(lines: Sequence[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
     recorder = [line for line in lines if line.agent and RECORDER_LINE.match(line.text)]
     numbers = {line.number for line in recorder}
     return [line for line in lines if line.number not in numbers], recorder
+
+
+def find_own_stop(recorder: Sequence[LogLine]) -> float | None:
+    """When ddp-orch began to stop the ranks: what they say of a SIGTERM after that is no cause."""
+    return min((line.at for line in recorder if line.at is not None and STOPS.match(line.text)), default=None)
 
 
 def find_lost_host(recorder: Sequence[LogLine]) -> tuple[str, LogLine] | None:

@@ -192,7 +192,8 @@ def _is_on_some_hosts(signature: Signature, scene: Scene, knowledge: Knowledge) 
         }
     if None in matched:  # of an unknown host; if others lost their peers, they had got further
         return any(not each.agent and knowledge.consequences.search(each.lines[0]) for each in scene.exceptions)
-    return bool(matched) and bool(places - matched)
+    others = {place_of(line) for line in scene.lines if not line.agent and not knowledge.noise.search(line.text)}
+    return bool(matched) and bool((others & places) - matched)
 
 
 # --- exceptions

@@ -8,6 +8,7 @@ from statistics import median
 
 from ..answers.facts import Facts
 from ..checks.findings import Findings, shell_word
+from ..inventory.recovery import elects
 from ..output.console import fold
 from ..output.finding import Finding, Severity
 from ..plan.plan import Plan
@@ -94,9 +95,12 @@ def _ports(plan: Plan, network: Network, facts: Mapping[str, Facts], findings: F
     for host, pairs in _blocking_hosts(run, network).items():
         to_head = any(pair.target == network.head for pair in pairs)
         if to_head or all(why is None for pair in pairs for _, why in pair.random_ports):
-            severity: Severity = "error" if to_head else "note"  # a run needs only the head's port
+            may_lead = elects(plan.inventory, len(plan.nodes))
+            severity: Severity = "error" if to_head else "warning" if may_lead else "note"  # only the head's is needed
             port, why = pairs[0].run_port
             message = f"port {port} of the run's ports ({low}-{high}) is {_describe_block(why)}"
+            if may_lead and not to_head:
+                message += "; if this host is elected as the head, the others cannot reach it"
             fix = _open(facts[host], _peers(network, host), f"{low}-{high}", host)
             findings.add(severity, "rdzv-port-blocked", host, message, fix, _evidence(pairs))
     blocked = [pair for pair in network.pairs if any(why is not None for _, why in pair.random_ports)]

@@ -194,3 +194,16 @@ def test_a_stop_request_ends_the_copies_and_the_run(runs: Runs) -> None:
     run.stop(grace=0.0)
     assert states(run) == {"killed"}
     assert not (output(run, 1) / "a.pt").exists() and not servers(run)
+
+
+@pytest.mark.parametrize(("resume", "warns"), [("none", True), ("head", False)])
+def test_a_restart_tells_of_files_that_stay_on_one_host(runs: Runs, resume: str, warns: bool) -> None:
+    code = (
+        "import os, sys; rank, attempt = os.environ['RANK'], os.environ['DDP_ORCH_ATTEMPT']\n"
+        "if rank == '0': open(os.environ['DDP_ORCH_OUTPUT_DIR'] + '/model.pt', 'w').close()\n"
+        "sys.exit(attempt < '3')"
+    )
+    run = runs.start(code, nproc=(1, 1), options=f"max_restarts: 2, resume: {resume}")
+    assert {record["verdict"]["state"] for record in run.wait_over(60.0)} == {"succeeded"}
+    said = b"".join(text for stream, text in run.journal().items() if ".run." in stream)
+    assert said.count(b"run.resume is none") == warns

@@ -22,12 +22,9 @@ def drop_own_signals(suspects: Suspects, scene: Scene) -> Suspects:
     After the rules that ask whether a rank ended at all, whatever ended it; before `find_refusal`, which asks whether
     anything else explains the failure.
     """
-    failed_at = scene.record.failed_at
-    if failed_at is None:
-        return suspects
-    return tuple(
-        suspect for suspect in suspects if suspect.code not in OWN_SIGNALS or (suspect.line.at or 0.0) < failed_at
-    )
+    known = (scene.record.failed_at, recorder_lines.find_own_stop(scene.recorder_lines))
+    since = min((at for at in known if at is not None), default=float("inf"))
+    return tuple(suspect for suspect in suspects if suspect.code not in OWN_SIGNALS or (suspect.line.at or 0.0) < since)
 
 
 def add_stop(suspects: Suspects, scene: Scene) -> Suspects:

@@ -308,6 +308,14 @@ def output_folder(run_folder: str, spec: Dict[str, Any]) -> str:
     return spec.get("shared_output") or os.path.join(home_of(run_folder), "out", spec["name"])
 
 
+def has_files(run_folder: str, spec: Dict[str, Any]) -> bool:
+    """Whether something was saved to the output folder on this host."""
+    try:
+        return bool(os.listdir(output_folder(run_folder, spec)))
+    except OSError:
+        return False
+
+
 def write(path: str, value: Dict[str, Any]) -> None:
     """Write JSON so that even after a power loss there is the old file or the new one, never a part. Raises OSError."""
     aside = _write_aside(path, value)
