@@ -8,6 +8,7 @@ OrchError
 ├── HeldError         5   a lock, port or GPU in use by someone else
 ├── RunFailed         1   the training itself failed
 ├── RunStopped       75   the run saved a snapshot and stopped; start it again to continue
+├── TimedOut        124   `wait --timeout`: the run has not ended in time
 └── Interrupted     130   killed, or interrupted by a person
 
 Any other exception that ends the program is a bug in ddp-orch: exit code 70.
@@ -48,6 +49,10 @@ class RunFailed(OrchError):
 
 class RunStopped(OrchError):
     exit_code = 75  # EX_TEMPFAIL: batch systems can requeue a job that ends with it
+
+
+class TimedOut(OrchError):
+    exit_code = 124  # as of timeout(1)
 
 
 class Interrupted(OrchError):

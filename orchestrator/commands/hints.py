@@ -20,11 +20,14 @@ ARGV = "ddp_orch.argv"  # the key in a context's `meta` of all words of the comm
 
 # commands of similar programs, and what to use here; {} stands for the words that follow
 ELSEWHERE = {
+    "apply": "ddp-orch up{}",
     "cancel": "ddp-orch kill{}",
     "cp": "ddp-orch fetch RUN (brings outputs here); ddp-orch up sends the code by itself",
     "dashboard": "ddp-orch top{}",
+    "delete": "ddp-orch kill RUN (stops a run); ddp-orch prune (removes old runs)",
     "down": "ddp-orch kill{}",
     "download": "ddp-orch fetch{}",
+    "get": "ddp-orch ps{}",
     "gpus": "ddp-orch exec -- nvidia-smi",
     "hosts": "ddp-orch config (the hosts of the inventory); ddp-orch check (their state)",
     "inspect": "ddp-orch describe{}",
@@ -96,6 +99,9 @@ def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]
     option = error.option_name
     if isinstance(error.ctx and error.ctx.command, click.Group):
         return _options_first(error, argv)
+    if command == "init" and "ssh" in argv[1:2]:
+        _suggest(error, [])
+        return f"quote the line: ddp-orch init {shlex.quote(shlex.join(argv[1:]))}"
     if command not in ("up", "exec", "bench"):
         return None
     place = next((number for number, word in enumerate(argv) if number and word.startswith(option)), len(argv))

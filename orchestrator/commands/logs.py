@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UnreachableError, UsageError
+from ..errors import TimedOut, UnreachableError, UsageError
 from ..hosts import claims
 from ..hosts.fleet import Fleet
 from ..inventory import advice
@@ -18,7 +20,7 @@ from ..inventory.advice import AboutRun
 from ..inventory.model import Host, Inventory
 from ..output import lines
 from ..output.console import Console, fold
-from ..output.lines import Line, Mask
+from ..output.lines import Line, Mask, parse_duration
 from ..output.pipeline import Pipeline, Sink, Stage
 from ..runs import attach, gpu_use, printing, registry
 from ..runs.follow import LogFilter, View, clock_ahead
@@ -121,9 +123,17 @@ class _Ready(Exception):
     """The server of a run answers; the text is the line that says so."""
 
 
-def wait(run_name: str | None, inventory_path: str | None, *, ready: bool) -> int:
-    """Wait until a run has ended, and return its exit code. `ready`: until its server answers (0), or it has ended."""
+class _Late(Exception):
+    """The run has not ended in time."""
+
+
+def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeout: str | None) -> int:
+    """Wait until a run has ended, and return its exit code. `ready`: until its server answers (0), or it has ended.
+
+    Raises TimedOut after `timeout`, such as 90s.
+    """
     console = stderr_console()
+    seconds = None if timeout is None else parse_duration(timeout)
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
         lookup = find_run_early(fleet, inventory, run_name, console, registry.is_known)
@@ -146,7 +156,10 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool) -> in
         try:
             if run.unfinished:
                 console.note(f"waiting for {'the server' if ready else 'the end'} of run {run.run_id}")
-            view.run(Sink(look))
+            with _limit(seconds):
+                view.run(Sink(look))
+        except _Late:
+            raise TimedOut(f"run {run.run_id} has not ended within {timeout}; it continues") from None
         except _Ready as found:
             console.note(str(found).removeprefix("ddp-orch: "))
             return 0
@@ -155,6 +168,25 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool) -> in
             raise
         code = attach.conclude(run.run_id, about, run.all_nodes, view, console, resume="", show_outputs=False)
         return code or int(ready)
+
+
+@contextmanager
+def _limit(seconds: float | None) -> Iterator[None]:
+    """Raise _Late in here after so many seconds."""
+    if seconds is None:
+        yield
+        return
+
+    def raise_late(*_: object) -> None:
+        raise _Late
+
+    before = signal.signal(signal.SIGALRM, raise_late)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _require_ranks(run: registry.Run, log_filter: LogFilter) -> None:

@@ -13,6 +13,8 @@ from .shell import find_host
 def port_forward(run_name: str, place: str, local_port: int | None, inventory_path: str | None) -> int:
     """`place`: `PORT` of the head, or `HOST:PORT`. Returns when it is interrupted."""
     host_name, port = _parse(place)
+    if host_name is not None and host_name.isdecimal():  # LOCAL:PORT, as kubectl and docker have it
+        local_port, host_name = local_port or int(host_name), None
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:

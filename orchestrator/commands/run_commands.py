@@ -146,7 +146,8 @@ def logs(**options: Any) -> None:
 @RUN
 @INVENTORY_OF_RUN
 @click.option("--ready", is_flag=True, help="Wait until the server that RUN starts answers.")
-def wait(run: str | None, inventory: str | None, ready: bool) -> None:
+@click.option("--timeout", metavar="T", help="Wait so long at most, such as 90s or 2h. Then exit with 124.")
+def wait(run: str | None, inventory: str | None, ready: bool, timeout: str | None) -> None:
     """Wait until RUN (default: the newest run) has ended. Print how it ended, and exit with its exit code.
 
     With --ready, exit with 0 as soon as the server answers, for launchers such as vllm that have a `ready` URL. If the
@@ -156,7 +157,7 @@ def wait(run: str | None, inventory: str | None, ready: bool) -> None:
     """
     from . import logs as logs_command
 
-    sys.exit(logs_command.wait(run, inventory, ready=ready))
+    sys.exit(logs_command.wait(run, inventory, ready=ready, timeout=timeout))
 
 
 @click.command(cls=Command, short_help="follow a run, as `logs -f` does")
@@ -251,7 +252,7 @@ def shell(run: str, host: str | None, command: tuple[str, ...], inventory: str |
 
 @click.command("port-forward", cls=Command, short_help="reach a port of a run's host from here")
 @click.argument("run", shell_complete=completion.run)
-@click.argument("place", metavar="[HOST:]PORT")
+@click.argument("place", metavar="[HOST:|LOCAL:]PORT")
 @click.option(
     "--local-port",
     type=click.IntRange(0, 65535),
@@ -261,6 +262,8 @@ def shell(run: str, host: str | None, command: tuple[str, ...], inventory: str |
 @INVENTORY_OF_GIVEN_RUN
 def port_forward(run: str, place: str, local_port: int | None, inventory: str | None) -> None:
     """Forward a port of this machine to PORT of HOST (default: the head) of RUN, over SSH, until Ctrl-C.
+
+    LOCAL:PORT is short for --local-port LOCAL PORT.
 
     Use it for TensorBoard, a debugger or a profiler that listens on the host. Only this machine can connect to the
     local port. Works with every `via`, and while no program listens on PORT yet.

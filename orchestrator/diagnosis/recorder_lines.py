@@ -11,7 +11,9 @@ from .transcript import LogLine
 RECORDER_LINE = re.compile(r"ddp-orch: (?!cannot start |setup line )")
 ATTEMPT = re.compile(r"ddp-orch: attempt (?P<attempt>\d+) on ")
 LOST = re.compile(r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:host|head) lost\b")
-STOPS = re.compile(r"ddp-orch: (?:no (?:message from the head|majority of the hosts) .*: stopping|.*; stopping all nodes$)")
+STOPS = re.compile(
+    r"ddp-orch: (?:no (?:message from the head|majority of the hosts) .*: stopping|.*; stopping all nodes$)"
+)
 
 
 def split_attempts(lines: Sequence[LogLine]) -> list[list[LogLine]]:

@@ -65,6 +65,7 @@ def test_a_server_is_waited_for_until_it_answers(folder: Path) -> None:
     start_server(folder)
     early = waiting(folder, "--ready")
     assert early.stderr is not None and "server" in early.stderr.readline()
+    assert waiting(folder, "--ready", "--timeout", "0.5s").wait(30) == 124
     (folder / "go").touch()
     assert early.wait(30) == 0
     assert "ready after" in early.stderr.read()
@@ -114,6 +115,9 @@ def test_ctrl_c_ends_the_waiting_and_not_the_run(folder: Path) -> None:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "ddp-orch kill mine" in said
+    late = orch(folder, "wait", "--timeout", "1s")
+    assert late.returncode == 124 and run_id in late.stderr, late.stderr
+    assert orch(folder, "wait", "--timeout", "soon").returncode == 2
     assert "running" in orch(folder, "ps").stdout
     assert orch(folder, "kill", run_id).returncode == 0
     assert orch(folder, "wait", run_id).returncode == 130

@@ -399,8 +399,8 @@ class HeadLink(ClusterLink):
         self._warned_of_outputs = True
         here = self._hosts[self._here]
         self._recorder.say(
-            "the output folder of %s has files, and run.resume is none, so they stay there; if all ranks load a snapshot "
-            "that rank 0 has saved, set run.resume: head" % here
+            "the output folder of %s has files, and run.resume is none, so they stay there; if all ranks load a "
+            "snapshot that rank 0 has saved, set run.resume: head" % here
         )
 
     def _notify_of_end(self, state: State) -> None:
