@@ -40,8 +40,19 @@ def ranks(run: Run) -> list[processes.Process]:
     return [status.process for status in processes.below(run.guard().pid, helpers)]
 
 
-def test_ranks_of_all_hosts_and_attempts_are_forked_after_one_import(impatient: Runs, modules: Path) -> None:
-    code = "import os, sys, heavy; print(heavy.importer); sys.exit(int(os.environ['DDP_ORCH_ATTEMPT']) < 3)"
+def test_ranks_of_all_hosts_and_attempts_are_forked_after_one_import(
+    impatient: Runs, modules: Path, tmp_path: Path
+) -> None:
+    """A rank that fails before all are forked would end the preloader with the attempt, so they meet first."""
+    code = f"""if True:
+    import os, pathlib, sys, time, heavy
+    print(heavy.importer)
+    attempt = os.environ["DDP_ORCH_ATTEMPT"]
+    met = pathlib.Path({str(tmp_path)!r}, attempt)
+    met.mkdir(exist_ok=True)
+    (met / os.environ["RANK"]).touch()
+    while len(os.listdir(met)) < 4: time.sleep(0.01)
+    sys.exit(int(attempt) < 3)"""
     run = start(impatient, modules, code, nproc=[2, 2], options="max_restarts: 2")
     run.wait_over()
     importers = [
