@@ -138,7 +138,7 @@ class Attempts:
     def preload(self) -> None:
         """Start the preloader, if the run has one and it is not running."""
         self._preloader.start(self._preload_job())
-        if self.place["node_rank"] is None:  # a spare, which has nothing else to do
+        if self.place["node_rank"] is None or self.number > 1:  # a spare, or the one before ended with its attempt
             self._prepare_restart()
 
     def take_over_preloader(self, channel: socket.socket, pid: int) -> None:
