@@ -41,7 +41,6 @@ def end_of(run: Trial) -> str:
     return str(done)
 
 
-@pytest.mark.short
 @pytest.mark.timeout(900)
 def test_a_killed_rank_and_a_lost_host_lose_few_steps_and_change_no_bit(lab4: Lab) -> None:
     with Trial(lab4, with_spare(lab4, args=FLAGS, memory_limit="64MiB")) as undisturbed:

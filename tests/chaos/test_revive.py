@@ -57,7 +57,6 @@ def units(host: Host) -> list[str]:
     return [path.name for path in sorted((host.home / ".config/systemd/user").rglob("*.service"))]
 
 
-@pytest.mark.short
 def test_a_host_rejoins_by_its_systemd_when_it_is_booted(lab3: Lab) -> None:
     host = lab3.hosts[2]
     inventory = lab3.inventory(run={**RESTARTS, "autostart": "systemd"})

@@ -72,6 +72,7 @@ def test_every_loss_is_that_of_ddp(two: list[str]) -> None:
     assert done[0] == pytest.approx(done[1], abs=2e-4)
 
 
+@pytest.mark.full
 def test_a_run_killed_with_two_then_four_ranks_ends_with_three_as_if_undisturbed(two: list[str], folder: Path) -> None:
     dice = random.Random("2 -> 4 -> 3")
     undisturbed = losses(two[1])
@@ -101,6 +102,7 @@ def test_a_run_killed_with_two_then_four_ranks_ends_with_three_as_if_undisturbed
     assert ends[0] == pytest.approx(ends[1], abs=2e-4)
 
 
+@pytest.mark.full
 def test_four_ranks_resume_exactly(folder: Path) -> None:
     undisturbed, _, resumed = trainings(
         4,

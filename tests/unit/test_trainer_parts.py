@@ -382,6 +382,7 @@ def test_weights_that_are_named_are_tested_although_there_is_a_snapshot(
     assert evaluated[0] == evaluated[1] and evaluated[0].startswith("evaluated epoch:0 step:0 ")
 
 
+@pytest.mark.full
 def test_the_blocks_of_a_sharded_model_are_compiled(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
