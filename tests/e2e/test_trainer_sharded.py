@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -155,9 +156,9 @@ def test_hosts_without_a_shared_disk_copy_the_parts_that_they_lack(
 
 def tensors_in(snapshot: Path) -> dict[str, object]:
     """The model, the optimizer and the moving average, put together from the parts of all ranks."""
-    file = snapshot.with_suffix(".pt")
-    dcp_to_torch_save(snapshot, file)
-    state: dict[str, object] = torch.load(file, weights_only=True)
+    with tempfile.NamedTemporaryFile() as file:  # beside the snapshot, it would be taken for one
+        dcp_to_torch_save(snapshot, file.name)
+        state: dict[str, object] = torch.load(file.name, weights_only=True)
     return state
 
 
@@ -251,7 +252,7 @@ def test_a_full_disk_is_not_kept_full_and_the_training_goes_on(folder: Path, tmp
 def test_snapshots_of_ddp_are_not_those_of_fsdp(two: list[str], folder: Path) -> None:
     """A run that finds only the others does not start from scratch."""
     outputs = trainings(2, folder, (*GPT, "--out=fsdp"), (*FSDP, "--out=ddp"))
-    assert all(output.endswith("refused: exit code 2\n") for output in outputs)
+    assert all(output.endswith("refused: exit code 2\n") for output in outputs), outputs
     assert [re.findall(r"trainer: .*(--parallel \w+)", output)[0] for output in outputs] == [
         "--parallel fsdp", "--parallel ddp",
     ]  # fmt: skip
