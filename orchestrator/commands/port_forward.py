@@ -37,5 +37,5 @@ def port_forward(run_name: str, place: str, local_port: int | None, inventory_pa
 def _parse(place: str) -> tuple[str | None, int]:
     host, _, text = place.rpartition(":")
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise UsageError(f"{place}: expected PORT or HOST:PORT, such as 6006 or gpu2:6006")
+        raise UsageError(f"{place}: expected PORT, HOST:PORT or LOCAL:PORT, such as gpu2:6006, with a port up to 65535")
     return host or None, int(text)
