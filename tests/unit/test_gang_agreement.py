@@ -84,6 +84,19 @@ def test_a_restart_needs_a_new_agreement() -> None:
     assert runs(found.step(PortFound(29501, 103.0))) == [0, 1, 2]
 
 
+def test_folders_that_a_lost_host_cannot_write_into_agree_while_its_ranks_may_still_run() -> None:
+    found = Gang()
+    found.run()
+    found.step(Lost(1, 100.0, 92.0))
+    for number in (0, 2):
+        found.step(Exited(number, 1, False, 101.0))
+    assert agreement.due(found.state, 101.0) is None
+    assert agreement.due(found.state, 101.0, private=True) == (0, 3, 2)
+    found.step(Agreed(2, (0, 3, 2), 102.0))
+    assert found.step(PortFound(29501, 103.0)) == {}
+    assert runs(found.step(PortFound(29501, 103.6))) == [0, 2, 3]
+
+
 def test_an_agreement_of_another_team_or_attempt_does_not_count() -> None:
     found = Gang()
     found.fail()

@@ -12,11 +12,16 @@ from .gang_state import NodePhase, Phase, State
 NOT_YET = (0, ())
 
 
-def due(state: State, at: float) -> Optional[Tuple[int, ...]]:
-    """The team whose folders have to be brought to agreement now."""
+def due(state: State, at: float, private: bool = False) -> Optional[Tuple[int, ...]]:
+    """The team whose folders have to be brought to agreement now.
+
+    `private`: ranks of a lost host, which may still run, cannot write into the folders of the team. So the folders can
+    agree before these ranks are certain to be dead.
+    """
     if not state.has_agreement or allows(state, pending(state)):
         return None
-    if state.phase is Phase.RESTARTING and not team.restart_is_due(state, at):
+    is_ready = team.is_known if private else team.restart_is_due
+    if state.phase is Phase.RESTARTING and not is_ready(state, at):
         return None
     return pending(state)
 

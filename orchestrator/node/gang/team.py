@@ -30,8 +30,13 @@ def place(state: State, team: Tuple[int, ...]) -> State:
 
 
 def restart_is_due(state: State, at: float) -> bool:
-    """Whether the back-off has passed and there is a healthy team, so that the head has to look for a port."""
-    due = at >= max(state.since + _backoff(state), state.lost_at + KILL_WINDOW)
+    """Whether the next team is known, and nothing of the last one runs, so that the head has to look for a port."""
+    return at >= state.lost_at + KILL_WINDOW and is_known(state, at)
+
+
+def is_known(state: State, at: float) -> bool:
+    """Whether the back-off has passed and there is a healthy team. On a lost host, ranks may still run."""
+    due = at >= state.since + _backoff(state)
     team = next_team(state) if state.phase is Phase.RESTARTING and due else None
     return team is not None and all(_is_checked(state, number, at) for number in team)
 

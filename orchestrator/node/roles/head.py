@@ -4,10 +4,10 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from ..gang import agreement, gang_events, gang_orders
+from ..gang import agreement, gang_events, gang_orders, team
 from ..gang.gang_state import GONE, UNREACHABLE, NodePhase, Phase, State
 from ..guard import team_requests
-from ..host import network, state
+from ..host import network
 from ..link import messages
 from ..link.attempt_phase import AttemptPhase
 from ..link.link import Link, LinkClosed, beat, lease
@@ -23,6 +23,7 @@ from .resumption import Resumption
 from .server_probes import ServerProbes
 from .transport import Transport
 
+RESTART_TICK = 0.1  # s: nobody trains meanwhile
 EARLY = 0.9  # of the time until the next tick: what wakes the recorder anyway may bring the tick with it
 CHECKS = 4  # new nodes dialled per second, each once: a refusal proves something only after an accepted connection
 
@@ -48,7 +49,6 @@ class HeadLink(ClusterLink):
         self._resumption = Resumption(recorder, transport.outputs, transport.addresses, self._tell, self._step)
         self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably, self._notify)
         self._shown: Tuple[str, int] = "", 0
-        self._warned_of_outputs = False
         self._tick_at = self._beat_at = 0.0
         self._answered = False
         self._team_requests: Set[str] = set()  # requests that the gang has decided on
@@ -83,7 +83,8 @@ class HeadLink(ClusterLink):
         return self._resumption.pipes()
 
     def due(self) -> float:
-        return min(TICK, beat(self._lease))
+        restarts = self._state.phase is Phase.RESTARTING and not team.waits_for_nodes(self._state)
+        return min(RESTART_TICK if restarts else TICK, beat(self._lease))
 
     def on_readable(self, handle: int) -> None:
         if self._acceptor.owns(handle):
@@ -382,26 +383,12 @@ class HeadLink(ClusterLink):
         for line in narration.lines(before, after):
             self._recorder.say(line)
         if narration.plans_restart(before, after):
-            self._warn_of_outputs()
+            self._resumption.warn_of_outputs(after)
         label = narration.news(before, after)
         if label is not None:
             self._notify(label, after.first_failure)
         if before.verdict is None:
             self._notify_of_end(after)
-
-    def _warn_of_outputs(self) -> None:
-        """Once: the bundled trainer brings its snapshots to all hosts, other scripts may resume at different steps."""
-        spec, alone = self._spec, len(self._state.nodes) == 1
-        if self._warned_of_outputs or alone or spec.get("resume", "none") != "none" or spec.get("shared_output"):
-            return
-        if spec["command"][2:4] == ["-m", "trainer"] or not state.has_files(self._recorder.folder, spec):
-            return
-        self._warned_of_outputs = True
-        here = self._hosts[self._here]
-        self._recorder.say(
-            "the output folder of %s has files, and run.resume is none, so they stay there; if all ranks load a "
-            "snapshot that rank 0 has saved, set run.resume: head" % here
-        )
 
     def _notify_of_end(self, state: State) -> None:
         if state.verdict is not None:

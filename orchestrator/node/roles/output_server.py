@@ -86,7 +86,9 @@ class OutputServer:
         return []
 
     def pipes(self) -> List[int]:
-        return [self._process.stdout] if self._process is not None else []
+        """Also of a server that is ending: its end is what the next one waits for."""
+        known = self._ending + ([self._process] if self._process is not None else [])
+        return [process.stdout for process in known]
 
     def on_readable(self) -> List[Contact]:
         """Where the server listens, as soon as it does."""

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from ..gang import agreement
 from ..gang.gang_events import Agreed, NotAgreed
 from ..gang.gang_state import Node, NodePhase, Phase, State
+from ..host import state
 from ..link import messages
 from ..link.peers import RecorderApi
 from .output_server import Contact, LineProcess, OutputServer
@@ -78,6 +79,7 @@ class Resumption:
         self._ring = 0  # the attempt whose ring is closed
         self._ring_at = 0.0
         self._trouble = (0, "")  # of the last round: the node, and what
+        self._warned_of_outputs = False
 
     def pipes(self) -> List[int]:
         return self._server.pipes() + ([self._leader.stdout] if self._leader is not None else [])
@@ -127,7 +129,7 @@ class Resumption:
         if self._round is not None and not self._is_current(self._round, current):
             self._stop()
         if self._round is None:
-            team = agreement.due(current, at)
+            team = agreement.due(current, at, private=not _copies_outputs(self._spec))  # /dev/shm is of one host
             if at < self._begin_at:
                 return
             if team is not None:
@@ -234,6 +236,19 @@ class Resumption:
             self._ring = current.attempt  # without it, a lost host costs more steps
             return
         self._happens(NotAgreed(current.attempt + 1, node, what, at))
+
+    def warn_of_outputs(self, current: State) -> None:
+        """Once: the bundled trainer brings its snapshots to all hosts, other scripts may resume at different steps."""
+        spec, alone = self._spec, len(current.nodes) == 1
+        if self._warned_of_outputs or alone or spec.get("resume", "none") != "none" or spec.get("shared_output"):
+            return
+        if spec["command"][2:4] == ["-m", "trainer"] or not state.has_files(self._recorder.folder, spec):
+            return
+        self._warned_of_outputs = True
+        self._recorder.say(
+            "the output folder of %s has files, and run.resume is none, so they stay there; if all ranks load a "
+            "snapshot that rank 0 has saved, set run.resume: head" % current.nodes[spec["node"]].host
+        )
 
     def close(self) -> None:
         """Another node is the head now."""
