@@ -25,6 +25,7 @@ AUTO_VALUES = {
     "attempt": "1",
     "threads": "auto",
 }
+AUTO_PLACES = ("job_id", "threads", "hosts", "addresses", "tf_config")
 
 
 def as_text(plan: Plan) -> str:
@@ -107,7 +108,7 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     if plan.launcher.scope == "host":
         words = node.command[1 + find_script_arguments(node.command[1:]) :]
         of_host = {"nproc_per_node": str(node.nproc), "host": node.host.name, "python": node.host.python}
-        of_run = {**values, **of_host, "run": plan.name, "job_id": "auto", "threads": "auto"}
+        of_run = {**values, **of_host, "run": plan.name, **dict.fromkeys(AUTO_PLACES, "auto")}
         command = launchers.host_words(plan.launcher, words, of_run, first=number == 0)
     elif node.command[3:4] == (RUN_PROGRAM,):
         command = list(node.command[4:])

@@ -190,6 +190,8 @@ PRESETS = (
             "JAX_PROCESS_ID": "{rank}",
         },
     ),
+    # for MultiWorkerMirroredStrategy: a process per host, with all of its GPUs
+    Launcher("tensorflow", scope="host", env={"TF_CONFIG": "{tf_config}"}),
     Launcher(
         "ray",
         scope="host",

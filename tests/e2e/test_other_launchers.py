@@ -65,7 +65,9 @@ def test_a_run_on_the_hosts_of_a_hostfile_is_found_again_without_it(lab2: Lab) -
 def test_a_command_that_is_started_once_per_host_is_restarted_and_killed(lab2: Lab) -> None:
     (code(lab2) / "run.sh").write_text(COMMAND)
     inventory = lab2.inventory(run={"launcher": "node", "max_restarts": 1})
-    run_id = ok(orch(lab2, "up", "-d", inventory, "--", "bash", "run.sh", "{node_rank}/{nnodes}")).stdout.split()[0]
+    run_id = ok(
+        orch(lab2, "up", "-d", inventory, "--", "bash", "run.sh", "{node_rank}/{nnodes} {hosts}")
+    ).stdout.split()[0]
 
     def waiting() -> bool:
         lines = lines_of(lab2, inventory, run_id, "--attempt", "2", "--grep", "waiting")
@@ -73,7 +75,8 @@ def test_a_command_that_is_started_once_per_host_is_restarted_and_killed(lab2: L
 
     wait_until(waiting, 60, "both hosts run their second attempt")
     output = ok(orch(lab2, "logs", run_id, "-i", inventory, "--attempt", "2")).stdout
-    assert places(output) == ["0 2 2 0/2", "1 2 2 1/2"]
+    hosts = ",".join(f"{host.address}:1" for host in lab2.hosts)
+    assert places(output) == [f"0 2 2 0/2 {hosts}", f"1 2 2 1/2 {hosts}"]
     ok(orch(lab2, "kill", run_id, "-i", inventory, "--grace", "1"))
     assert_clean(lab2)
 

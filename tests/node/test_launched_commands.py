@@ -7,6 +7,7 @@ import re
 import socket
 from typing import Any
 
+import pytest
 from local_runs import Run, Runs
 
 from orchestrator.plan.run_program import RUN_PROGRAM
@@ -103,6 +104,28 @@ def test_each_host_of_vllm_has_its_own_address_unless_the_user_sets_it(runs: Run
         run = runs.start(RUN_PROGRAM, "{python}", "-c", TELL, nproc=(1, 1), launcher="vllm", env=own)
         run.wait_over()
         assert told(run, 1, "1.1.out")["env"]["VLLM_HOST_IP"] == own.get("VLLM_HOST_IP", "127.0.0.1")
+
+
+@pytest.mark.parametrize("options", ["", "head_lost: elect, max_restarts: 1, rejoin_timeout: 5"])
+def test_commands_find_all_hosts_of_their_attempt(runs: Runs, options: str) -> None:
+    words = ("{python}", "-c", TELL, "{hosts}", "{addresses}")
+    run = runs.start(RUN_PROGRAM, *words, nproc=(2, 2, 2, 2), spares=1, launcher="tensorflow", options=options)
+    run.wait_over()
+    for node in range(3):
+        found = told(run, node, f"1.{node}.out")
+        address = "127.0.0.1"
+        assert found["argv"] == [f"{address}:2,{address}:2,{address}:2", f"{address},{address},{address}"]
+        workers = [f"{address}:{found['env']['MASTER_PORT']}"] * 3
+        expected = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": node}}
+        assert json.loads(found["env"]["TF_CONFIG"]) == expected
+
+
+def test_ranks_of_a_launcher_find_all_hosts(runs: Runs) -> None:
+    own = '{mine: {scope: rank, env: {PEERS: "{hosts}"}}}'
+    run = runs.start(TELL, nproc=(1, 2), launcher="mine", own_launchers=own)
+    run.wait_over()
+    found = [told(run, node, f"1.{rank}.out")["env"]["PEERS"] for rank, node in ((0, 0), (1, 1), (2, 1))]
+    assert found == ["127.0.0.1:1,127.0.0.1:2"] * 3
 
 
 def test_ranks_find_the_variables_of_mpi(runs: Runs) -> None:

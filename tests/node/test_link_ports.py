@@ -71,8 +71,8 @@ def test_a_run_works_without_a_free_port_for_the_link_of_a_node(runs: Runs) -> N
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         spec = {"cluster_address": "127.0.0.1", "interface": "auto", "ports": [port, port]}
-        assert link_port.listen(spec, "127.0.0.1") == []
-    assert link_port.contact([])["port"] is None
+        assert link_port.listen(spec, link_port.addresses(spec, "127.0.0.1")) == []
+    assert link_port.contact([], ["10.0.0.2"]) == {"addresses": ["10.0.0.2"], "port": None, "sshd": None}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_run_works_without_a_free_port_for_the_link_of_a_node(runs: Runs) -> N
 )
 def test_the_address_of_sshd_comes_from_ssh(monkeypatch: pytest.MonkeyPatch, variable: str, sshd: object) -> None:
     monkeypatch.setenv("SSH_CONNECTION", variable)
-    assert link_port.contact([])["sshd"] == sshd
+    assert link_port.contact([], [])["sshd"] == sshd
 
 
 @pytest.mark.parametrize(

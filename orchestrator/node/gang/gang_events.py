@@ -3,7 +3,7 @@
 An event's `at` is in seconds since 1970 by a clock that is never set back (head.py).
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 # --- events: what happened
 
@@ -236,6 +236,7 @@ class Run(NamedTuple):
     world_size: int
     master_addr: str
     master_port: int
+    hosts: Sequence[Tuple[str, int]] = ()  # address and number of ranks of each, if a command needs them
 
 
 class Stop(NamedTuple):

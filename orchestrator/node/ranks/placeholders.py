@@ -3,11 +3,14 @@
 `{node_rank}` is replaced, `{{node_rank}}` stands for a literal `{node_rank}`, and `${node_rank}` is left to OmegaConf.
 """
 
+import json
 import re
 from typing import Any, Dict, List
 
 from ..gang import gang_events
+from ..host import network
 
+OF_ALL_HOSTS = ("hosts", "addresses", "tf_config")  # what only the head knows
 COMMAND = "{command}"  # in a launcher's argv: the user's words
 _PLACE = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{([a-z_]+)\}\}|\{([a-z_]+)\})")
 
@@ -22,6 +25,15 @@ def fill_in(text: str, values: Dict[str, str]) -> str:
         return "{%s}" % name if match.group(1) else values[name]
 
     return _PLACE.sub(replace, text)
+
+
+def names_all_hosts(spec: Dict[str, Any]) -> bool:
+    """Whether the launcher, or the command that it starts once per host, has one of these placeholders."""
+    launcher = spec["launcher"]
+    texts = [*launcher["argv"], *launcher["worker"], *launcher["env"].values(), launcher["ready"]]
+    if launcher["scope"] == "host":
+        texts += spec["command"]
+    return any(match.group(2) in OF_ALL_HOSTS for text in texts for match in _PLACE.finditer(text))
 
 
 def of_host(spec: Dict[str, Any], order: gang_events.Run, output: str) -> Dict[str, str]:
@@ -42,6 +54,18 @@ def of_host(spec: Dict[str, Any], order: gang_events.Run, output: str) -> Dict[s
         "python": spec["python"],
         "output": output,
         "output_dir": output,
+        **_of_all_hosts(order),
+    }
+
+
+def _of_all_hosts(order: gang_events.Run) -> Dict[str, str]:
+    """`tf_config`: as TensorFlow reads it. Every host listens on the port that is free on the first one."""
+    workers = [network.endpoint(address, order.master_port) for address, _ in order.hosts]
+    task = {"type": "worker", "index": order.node_rank}
+    return {
+        "hosts": ",".join(network.endpoint(address, ranks) for address, ranks in order.hosts),
+        "addresses": ",".join(address for address, _ in order.hosts),
+        "tf_config": json.dumps({"cluster": {"worker": workers}, "task": task}),
     }
 
 

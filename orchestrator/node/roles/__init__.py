@@ -11,6 +11,7 @@ gang_log         the events of the gang, as a file
 finisher         carries out `finish`: signals, waits for the snapshot, stops
 tie              when a run ends because its job has ended
 resumption       has the output folders of all nodes brought to agreement: on the head
+all_hosts        the addresses of all hosts, for commands that name them
 output_server    the process that sends and fetches files of the output folder, with `run.resume`
 narration        lines for the log about changes of the gang's state
 shown_state      what `ps` shows of the whole run

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..gang import gang_events, gang_orders, newcomers
+from ..gang import gang_events, newcomers
 from ..gang.election_state import SILENT_BEATS, Ack, Message
 from ..gang.gang_state import GONE, NodePhase, Phase
 from ..guard import team_requests
@@ -234,7 +234,7 @@ class ElectedHead(HeadLink):
         return message if order is None else dict(message, order=order_message(order))
 
     def _current_order(self, number: int) -> Optional[gang_events.Order]:
-        return gang_orders.order_of(self._entries.committed, number) if self._has_announced else None
+        return self._all_hosts.order_of(self._entries.committed, number) if self._has_announced else None
 
     def _send_current_order(self, number: int) -> None:
         order = self._current_order(number)

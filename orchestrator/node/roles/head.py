@@ -14,6 +14,7 @@ from ..link.link import Link, LinkClosed, beat, lease
 from ..link.peers import TICK, ClusterLink, RecorderApi
 from ..recorder import notify
 from . import narration, shown_state
+from .all_hosts import AllHosts
 from .detour import Received
 from .finisher import Finisher
 from .gang_log import EventLog, GangLog, first_state
@@ -40,6 +41,7 @@ class HeadLink(ClusterLink):
         self._acceptor, self._contacts, self._detours = transport.acceptor, transport.contacts, transport.detours
         self._contacts.learn(self._here, messages.contact(self._spec["contact"]))
         self._nodes: Dict[int, Link] = {}
+        self._all_hosts = AllHosts(self._spec, self._contacts)
         self._informed: Dict[int, int] = {}  # how many of the contacts each node has
         self._clocks: Dict[int, float] = {}  # each node's own time of its newest message
         self._unchecked: List[int] = []  # nodes that were never dialled
@@ -306,7 +308,7 @@ class HeadLink(ClusterLink):
 
     def _detour_message(self, number: int) -> Dict[str, Any]:
         """What a silent node needs."""
-        order = gang_orders.order_of(self._state, number)
+        order = self._all_hosts.order_of(self._state, number)
         message: Dict[str, Any] = {"order": order_message(order)} if order is not None else {}
         if number in self._clocks:
             message["echo"] = self._clocks[number]
@@ -353,7 +355,7 @@ class HeadLink(ClusterLink):
             self._show()
             self._tick_at = 0.0 if after.phase is Phase.RESTARTING else self._tick_at  # the next attempt may be due
         for action in actions:
-            self._send_order(action.node, action.order)
+            self._send_order(action.node, self._all_hosts.complete(action.order, after))
 
     def _send_order(self, number: int, order: gang_events.Order) -> None:
         if number == self._here:

@@ -2,28 +2,29 @@
 
 import os
 import socket
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..host import network
 from ..link.link import elects
 
 
-def listen(spec: Dict[str, Any], head_address: str) -> List[socket.socket]:
-    """Listeners on the addresses at which other nodes may reach this one: that on the way to the head comes first.
+def listen(spec: Dict[str, Any], here: List[str]) -> List[socket.socket]:
+    """Listeners on the addresses of this node.
 
     Without a free port there are none: the run works, but the others cannot find out whether a silent node is alive. A
     run that elects its head needs one: raises OSError.
     """
     low, high = spec["ports"]
     try:
-        return network.listen_on(_addresses(spec, head_address), network.random_ports(low, high))
+        return network.listen_on(here, network.random_ports(low, high))
     except OSError:
         if elects(spec):
             raise
         return []
 
 
-def _addresses(spec: Dict[str, Any], head_address: str) -> List[str]:
+def addresses(spec: Dict[str, Any], head_address: str) -> List[str]:
+    """Where other nodes may reach this one: the address on the way to the head comes first."""
     if spec["cluster_address"]:
         return [spec["cluster_address"]]
     source = network.source_address(head_address)
@@ -38,11 +39,11 @@ def _addresses(spec: Dict[str, Any], head_address: str) -> List[str]:
     return [source, *others]
 
 
-def contact(listeners: List[socket.socket]) -> Dict[str, Any]:
-    """As in link/contacts.py."""
+def contact(listeners: List[socket.socket], otherwise: Sequence[str]) -> Dict[str, Any]:
+    """As in link/contacts.py. `otherwise`: the addresses of a node that could not listen."""
     names = [listener.getsockname() for listener in listeners]
     return {
-        "addresses": [name[0] for name in names],
+        "addresses": [name[0] for name in names] or list(otherwise),
         "port": names[0][1] if names else None,
         "sshd": _sshd(os.environ.get("SSH_CONNECTION", "")),
     }

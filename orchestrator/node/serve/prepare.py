@@ -31,6 +31,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     resumes = has_output and runs.not_empty(state.output_folder(folder, spec))
     sockets: Dict[str, List[socket.socket]] = {}
     locks: List[int] = []
+    addresses: List[str] = []
     try:
         spec = dict(spec, program=program, epoch=time.time() - time.monotonic())
         check_space(folder)
@@ -43,9 +44,10 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         else:
             answer = _reach_head(spec, arguments["head"])
             spec.update(link_addresses=answer["reachable"], link_port=arguments["head"]["link_port"])
-            sockets["link"] = _open_link(spec, answer["reachable"][0])
+            addresses = link_port.addresses(spec, answer["reachable"][0])
+            sockets["link"] = _open_link(spec, addresses)
         spec["listening"] = [listener.getsockname()[:2] for listener in sockets.get("link", [])]
-        spec["contact"] = link_port.contact(sockets.get("link", []))
+        spec["contact"] = link_port.contact(sockets.get("link", []), addresses)
         if spec["warm"] and spec["preload"] and not spec["setup"]:  # its lines may set other variables every time
             spec["warm_key"] = warm.make_key(spec)
         spec["used_ports"] = [port for port in (spec["contact"]["port"], answer.get("rdzv_port")) if port]
@@ -78,9 +80,9 @@ def _guarded_runs() -> List[str]:
     return sorted(run_id for run_id, folder in state.runs() if state.guarded(folder))
 
 
-def _open_link(spec: Dict[str, Any], head_address: str) -> List[socket.socket]:
+def _open_link(spec: Dict[str, Any], addresses: List[str]) -> List[socket.socket]:
     try:
-        return link_port.listen(spec, head_address)
+        return link_port.listen(spec, addresses)
     except OSError as error:
         what = "no port of run.ports (%d-%d) is free on this host, which needs one to elect a head" % tuple(
             spec["ports"]
