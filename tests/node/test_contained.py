@@ -16,6 +16,7 @@ import pytest
 from orchestrator.node.host import processes
 from orchestrator.node.ranks import contained
 from orchestrator.node.ranks.container_engine import ContainerEngine, status_of_command
+from orchestrator.node.ranks.launch import Job, Paths
 
 ROOT = Path(__file__).parents[2]
 SLEEPS = ["sh", "-c", "echo begun; exec sleep 60"]
@@ -88,6 +89,40 @@ def test_a_status_of_the_engine_counts_only_before_the_container_has_begun(engin
     assert container.could_not_start(status, has_begun=False)
     assert not container.could_not_start(status, has_begun=True)
     assert not container.could_not_start(7, has_begun=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "numbers"),
+    [
+        ("podman", ["--device=nvidia.com/gpu=1", "--device=nvidia.com/gpu=3"], None),
+        ("docker", ["--device=nvidia.com/gpu=1", "--device=nvidia.com/gpu=3"], None),
+        ("docker without CDI", ['--gpus="device=1,3"'], None),
+        ("apptainer", ["--nv"], "1,3"),
+        ("singularity", ["--nv"], "1,3"),
+        ("enroot", ["--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility"], "1,3"),
+    ],
+)
+def test_ranks_in_a_container_have_the_gpus_of_the_run_by_the_numbers_that_count_there(
+    tmp_path: Path, engine: str, words: list[str], numbers: str | None
+) -> None:
+    """A container with two GPUs of four has the numbers 0 and 1. One with all needs CUDA_VISIBLE_DEVICES."""
+    name, _, without_cdi = engine.partition(" ")
+    container = {"engine": name, "image": "x", "mounts": [], "options": [], "cdi": not without_cdi}
+    spec = {"container": container, "gpu_ids": [1, 3], "env": {}, "run_id": "20260101-000000-aaa6"}
+    spec.update(python="python3", program="/p", workdir=None)
+    run = tmp_path / "runs" / "r"
+    run.mkdir(parents=True)
+    job = Job("0", {"env": {"CUDA_VISIBLE_DEVICES": "1,3", "A": "b"}, "stdout": "out", "stderr": "err"})
+    outer = contained.wrap(spec, job, Paths(str(run), "fifo", "log", "/", str(tmp_path))).description
+    assert [word for word in outer["argv"] if word in words] == words
+
+    prefix = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}.get(name, "") + contained.VARIABLE
+    inside = {
+        key[len(prefix) :]: base64.b64decode(value).decode()
+        for key, value in outer["env"].items()
+        if key.startswith(prefix)
+    }
+    assert (inside["A"], inside.get("CUDA_VISIBLE_DEVICES")) == ("b", numbers)
 
 
 def test_only_engines_with_records_have_containers_to_remove() -> None:
