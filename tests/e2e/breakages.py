@@ -43,6 +43,8 @@ class Case:
     """All hosts have (faked) GPUs and a torch with CUDA."""
     allowed: tuple[str, ...] = ()
     """Other codes that follow from it."""
+    job: Mapping[str, str] | None = None
+    """Variables of a job of Slurm, which the hosts are from."""
     short: bool = False
     """Part of every run of the tests."""
 
@@ -762,6 +764,16 @@ def gpus_joined_otherwise(lab: Lab) -> Iterator[Overrides]:
 @gpu_case("gpu-mismatch", "warning", says="1 x NVIDIA H100")
 def one_gpu_less(lab: Lab) -> Iterator[Overrides]:
     smi(lab.hosts[1], nvidia.answer({}))
+    yield {}
+    smi(lab.hosts[1], nvidia.answer({}, {}))
+
+
+JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "node-[0-2]", "SLURM_GPUS_PER_NODE": "2"}
+
+
+@gpu_case("gpus-of-other-jobs", "warning", says="asked for 2", fix="scontrol", allowed=("gpu-mismatch",), job=JOB)
+def gpus_beyond_those_of_the_job(lab: Lab) -> Iterator[Overrides]:
+    smi(lab.hosts[1], nvidia.answer({}, {}, {}))
     yield {}
     smi(lab.hosts[1], nvidia.answer({}, {}))
 

@@ -10,7 +10,7 @@ import os
 import pty
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -23,8 +23,12 @@ EVERYTHING = bool(os.environ.get("DDP_ORCH_ALL_BREAKAGES"))
 CHOSEN = [one for one in CASES if one.short or EVERYTHING]
 
 
-def check(lab: Lab, overrides: Overrides, *options: str) -> subprocess.CompletedProcess[str]:
-    return orch(lab, "check", lab.inventory(**overrides), "--json", *options)
+def check(
+    lab: Lab, overrides: Overrides, *options: str, job: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    inventory = lab.inventory(**overrides)
+    hosts = [inventory] if job is None else ["@slurm", "--with", inventory]
+    return orch(lab, "check", *hosts, "--json", *options, env=job)
 
 
 def findings_of(result: subprocess.CompletedProcess[str], code: int = 0) -> list[dict[str, Any]]:
@@ -41,7 +45,7 @@ def test_what_is_broken_is_named_with_its_host_and_a_fix_and_gone_when_it_is_men
     base = give_gpus(lab3) if case.gpus else {}
     options = [case.level] if case.level else []
     with case.break_(lab3) as overrides:
-        result = check(lab3, {**base, **overrides}, *options)
+        result = check(lab3, {**base, **overrides}, *options, job=case.job)
     findings = findings_of(result, case.exit_code)
     named = [one for one in findings if one["code"] == case.code and one["severity"] == case.severity]
     assert named, findings
