@@ -40,6 +40,7 @@ test-newest: .venv/.complete
 
 chaos: .venv/.complete
 	CHAOS=full .venv/bin/python -m pytest tests/chaos tests/gpu tests/node/test_restarts.py tests/node/test_grace.py --timeout 900 $(ARGS)
+	CHAOS=full .venv/bin/python -m pytest -m full tests/unit tests/e2e --timeout 900 $(ARGS)
 	DDP_ORCH_STOP_MOMENTS=500 .venv/bin/python -m pytest tests/node/test_stop_moments.py -s --timeout 3600
 	.venv/bin/python tests/chaos/sequences.py --count 200 --write chaos_sequences
 	.venv/bin/python tests/chaos/sequences.py --count 100 --elect --write chaos_sequences_elect
