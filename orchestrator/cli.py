@@ -111,7 +111,7 @@ def check(inventory: str | None, quick: bool, deep: bool, hosts: str | None, as_
     sys.exit(check_command.check(inventory, hosts, "quick" if quick else "deep" if deep else "usual", as_json))
 
 
-@cli.command(short_help="install torch on hosts that lack it, without root")
+@cli.command(short_help="install torch or copy the image to hosts that lack it, without root")
 @inventory
 @click.option("--torch", metavar="VERSION", help="Version to install. Default: the version on the head, or the newest.")
 @click.option(
@@ -124,7 +124,8 @@ def setup(
 ) -> None:
     """Install torch on hosts that lack it. Needs no root.
 
-    Makes a venv on each of these hosts, and installs the same version of torch in all of them.
+    Makes a venv on each of these hosts, and installs the same version of torch in all of them. With `container`, copies
+    the image from hosts that have it to those that lack it, directly between the hosts.
     """
     from .commands import setup as setup_command
 

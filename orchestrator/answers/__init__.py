@@ -7,6 +7,7 @@ operation  the operations of the node program
 hello      the first frame, and `clock`
 facts      `probe`
 network    `listen` and `dial`
+images     `find_image`, `offer_image` and `take_image`
 queued     `queue` and `leave_queue`
 prepare    `prepare`, `start`, `abort` and `notify`
 runs       `list`

@@ -55,13 +55,25 @@ def fix_of(code: str, container: Container, host: str) -> str:
     """What helps where a container cannot be started; "" for codes of other findings."""
     engine = candidates(container)[0]
     advice = advice_for(engine, container.image)
-    pull, copy = (command(text, container.image, host) for text in (advice.pull, advice.copy))
+    copy = "ddp-orch setup" if can_be_copied(container) else command(advice.copy, container.image, host)
     return {
         "container-engine-missing": f"install {engine} there, or remove `container`",
         "container-engine-unusable": f"try it there: {command(advice.attempt, container.image)}{advice.denied}",
-        "container-image-missing": f"{_on_all_hosts(pull)}; from another host: {copy}",
+        "container-image-missing": f"{pull_of(container)}; from another host: {copy}",
         "container-ids-missing": advice.ids,
     }.get(code, "")
+
+
+def can_be_copied(container: Container) -> bool:
+    """Whether `setup` can copy the image from another host: it is a file, or an engine makes an archive of it."""
+    is_file = container.image.startswith("/")
+    return is_file or (candidates(container)[0] != "enroot" and "@" not in container.image)
+
+
+def pull_of(container: Container) -> str:
+    """How all hosts get the image."""
+    advice = advice_for(candidates(container)[0], container.image)
+    return _on_all_hosts(command(advice.pull, container.image))
 
 
 def _on_all_hosts(command_line: str) -> str:

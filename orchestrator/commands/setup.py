@@ -1,4 +1,4 @@
-"""`setup`: install the same torch in a venv on each host that lacks it. Needs no root."""
+"""`setup`: install the same torch in a venv on each host that lacks it, or copy its image to it. Needs no root."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from ..answers.decode import MalformedAnswer, decode
 from ..answers.printed import FoundPython
 from ..errors import FindingsError, UsageError
 from ..hosts.bootstrap import login_bash
-from ..hosts.fleet import Fleet, combine, each, fold_failures
+from ..hosts.fleet import Fleet, Results, combine, each, fold_failures
 from ..inventory import selection
+from ..inventory.container import has_image
 from ..inventory.model import Host
-from ..output.console import Console, fold
+from ..output.console import Console, fold, size
 from ..output.terminal import one_line
+from ..runs.images import Images, copy_images
 from ..ssh.dialer import quote
 from ..ssh.pipe import ConnectFailure
 from .context import load_inventory, open_fleet, stderr_console
@@ -109,22 +111,28 @@ def setup(inventory_path: str | None, hosts: str | None, options: SetupOptions) 
     with open_fleet(inventory) as fleet:
         fleet.prepare(inventory.hosts)
         _copy_ssh_keys(inventory.hosts, fleet)
-        head = [host for host in inventory.hosts if host.name == inventory.head]
-        others = [host for host in inventory.hosts if host.name != inventory.head]
-        first = each(head, lambda host: _prepare_host(host, fleet, options), 1, fleet.progress, LOOKING)
-        ready, failed = dict(first.done), dict(first.failed)
-        if not failed:
-            # the others install the version of the head, and may share its home
-            head_options = replace(options, torch=ready[inventory.head].torch)
-            other_results = each(
-                others, lambda host: _prepare_host(host, fleet, head_options), fleet.parallel, fleet.progress, LOOKING
-            )
-            ready |= other_results.done
-            failed |= other_results.failed
-    _print_pythons(inventory.hosts, ready, console)
+        outside = [host for host in inventory.hosts if not has_image(host.container)]
+        pythons = _prepare_hosts(outside, inventory.head, fleet, options)
+        images = copy_images(inventory.hosts, inventory.run.ports, fleet)
+    _print_pythons(inventory.hosts, pythons.done, console)
+    _print_images(images, console)
+    failed = {**pythons.failed, **images.failed}
     for line in fold_failures(failed):
         console.error(line)
     return combine(failed.values(), "").exit_code if failed else 0
+
+
+def _prepare_hosts(hosts: Sequence[Host], head: str, fleet: Fleet, options: SetupOptions) -> Results[ReadyPython]:
+    """Find or install torch: first on the head, whose version the others install. They may share its home."""
+    first_hosts = [host for host in hosts if host.name == head]
+    others = [host for host in hosts if host.name != head]
+    first = each(first_hosts, lambda host: _prepare_host(host, fleet, options), 1, fleet.progress, LOOKING)
+    if first.failed:
+        return first
+    if first.done:
+        options = replace(options, torch=first.done[head].torch)
+    rest = each(others, lambda host: _prepare_host(host, fleet, options), fleet.parallel, fleet.progress, LOOKING)
+    return Results({**first.done, **rest.done}, rest.failed)
 
 
 def _copy_ssh_keys(hosts: Sequence[Host], fleet: Fleet) -> None:
@@ -217,6 +225,15 @@ def _inspect_python(host: Host, fleet: Fleet, python: str, setup_lines: Sequence
         return decode(FoundPython, json.loads(result.stdout.strip().splitlines()[-1]), "python")
     except (IndexError, ValueError, RecursionError, MalformedAnswer):
         return None  # a wrapper script printed something else
+
+
+def _print_images(images: Images, console: Console) -> None:
+    for image in dict.fromkeys(images.kept.values()):
+        console.note(one_line(f"{fold(name for name, kept in images.kept.items() if kept == image)}: {image} kept"))
+    for name, copied in images.copied.items():
+        taken = copied.taken
+        text = f"{size(taken.bytes)} in {taken.seconds:.1f} s, sha256 {taken.sha256[:12]} on both"
+        console.note(one_line(f"{name}: {copied.image} copied from {copied.source}: {text}"))
 
 
 def _print_pythons(hosts: Sequence[Host], ready: Mapping[str, ReadyPython], console: Console) -> None:

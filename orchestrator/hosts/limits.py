@@ -10,6 +10,7 @@ ANSWER_LIMIT = 30.0
 LIMITS: Mapping[str, float] = {
     # until the answer; each exceeds the sum of the limits of its parts in the node program
     "probe": 180.0,  # 60 s for `setup` and the python
+    "find_image": 120.0,  # 20 s for each engine
     "dial": 300.0,  # bandwidth and latency to every target
     "prepare": 300.0,  # copies the code, removes old runs
     "start": 120.0,
@@ -25,6 +26,7 @@ LIMITS: Mapping[str, float] = {
     "remove_outputs": 600.0,  # millions of files on a slow disk
     "unpack": 300.0,  # after the upload, which `Pipe.send` limits
     # until the next DATA; the node program sends some every 15 s, even if the run prints nothing
+    "take_image": 60.0,
     "attach": 60.0,
     "shell": 60.0,
     "send": 60.0,

@@ -5,6 +5,7 @@ recent       the runs started from this machine
 probe        asks hosts for their facts, and checks them
 find_pythons  looks on hosts for Python with torch, GPUs and networks (`init`)
 mesh         has hosts connect to each other (`check`)
+images       copies container images between hosts (`setup`)
 reach        checks the result of mesh
 bandwidths   remembers the fastest network for the next `up`
 deep         the all-reduce of `check --deep`; payload/ runs on the hosts

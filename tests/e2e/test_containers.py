@@ -187,7 +187,10 @@ def test_check_says_why_a_container_cannot_start(lab: Lab) -> None:
     assert hosts == ["node-1"] and "podman save" in fix
     lab.hosts[1].sh(f"podman rmi {IMAGE}", check=True)
     hosts, fix = finding("container-image-missing")
-    assert hosts == ["node-1"] and f"podman pull {IMAGE}" in fix
+    assert hosts == ["node-1"] and f"podman pull {IMAGE}" in fix and "ddp-orch setup" in fix
+    copied = ok(orch(lab, "setup", inventory)).stderr
+    assert f"node-0: {IMAGE} kept" in copied and f"node-1: {IMAGE} copied from node-0: " in copied
+    assert "container-" not in ok(orch(lab, "check", inventory, "--quick", "--json")).stdout
     lab.hosts[0].sh("mount --bind /dev/null /etc/subuid", "root", check=True)
     kill_processes(lab.hosts[0], "podman pause|catatonit")  # it keeps the ids that there were
     hosts, fix = finding("container-ids-missing")
@@ -319,4 +322,6 @@ def test_a_failure_in_an_image_that_is_a_file_is_reported_as_elsewhere(file_lab:
     lab.hosts[0].sh(f"rm {image}", check=True)
     found = json.loads(orch(lab, "check", inventory, "--quick", "--json").stdout)["findings"]
     (finding,) = [each for each in found if each["code"] == "container-image-missing"]
-    assert finding["hosts"] == ["node-0"] and f"scp {image} node-0:{image}" in finding["fix"]
+    assert finding["hosts"] == ["node-0"] and "ddp-orch setup" in finding["fix"]
+    assert f"node-0: {image} copied from node-1: 8 bytes" in ok(orch(lab, "setup", inventory)).stderr
+    assert lab.hosts[0].sh(f"cat {image}", check=True).stdout == "damaged\n"

@@ -82,6 +82,7 @@ TWICE = {
     "facts": {"answers.facts", "node.serve.facts"},
     "follow": {"node.serve.follow", "runs.follow"},
     "gpus": {"checks.gpus", "node.serve.gpus"},
+    "images": {"answers.images", "node.serve.images", "runs.images"},
     "launch": {"node.ranks.launch", "runs.launch"},
     "ledger": {"answers.ledger", "node.host.ledger"},
     "mesh": {"node.serve.mesh", "runs.mesh"},

@@ -41,6 +41,7 @@ class Engine(NamedTuple):
     gpus: str  # how GPUs get into a container: a key of container_probe.GPU_CHECKS
     failed: FrozenSet[int]  # exit statuses of a container that could not be started
     records: bool = False
+    store: str = ""  # the field of `info` with the folder of its images
     force: Sequence[str] = ()  # words that make `rm --force` kill at once
     is_daemon: bool = False  # a daemon starts the containers, so that they are not below the guard
     all_gpus: bool = False  # a container has all GPUs of the host, so that CUDA_VISIBLE_DEVICES must choose
@@ -125,6 +126,7 @@ ENGINES: Dict[str, Engine] = {
             gpus="cdi",
             failed=frozenset([125]),
             records=True,
+            store="Store.GraphRoot",
             force=("--time=0",),
             helpers=("conmon", "podman"),
             keepers=("podman", "podman pause", "catatonit"),
@@ -138,6 +140,7 @@ ENGINES: Dict[str, Engine] = {
             gpus="docker",
             failed=frozenset([125]),
             records=True,
+            store="DockerRootDir",
             is_daemon=True,
         ),
         Engine(
@@ -185,6 +188,16 @@ def remove_argv(engine: str, ids: Sequence[str]) -> List[str]:
 def image_argv(engine: str, image: str) -> List[str]:
     """Prints the id of an image, and its digests in registries. For engines with records."""
     return [engine, "image", "inspect", "--format={{.Id}} {{range .RepoDigests}}{{.}} {{end}}", image]
+
+
+def size_argv(engine: str, image: str) -> List[str]:
+    """Prints the bytes of an image. For engines with records."""
+    return [engine, "image", "inspect", "--format={{.Size}}", image]
+
+
+def store_argv(engine: str) -> List[str]:
+    """Prints the folder of the engine's images. For engines with records."""
+    return [engine, "info", "--format={{.%s}}" % ENGINES[engine].store]
 
 
 def version_argv(engine: str) -> List[str]:

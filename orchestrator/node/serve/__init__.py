@@ -9,6 +9,7 @@ gpus            GPUs, by nvidia-smi
 dns             name resolution, timed
 container_probe  what this host has for containers
 probe_python    runs in the user's python: versions, limits, the script
+images          copies container images between hosts
 mesh            tests the network to other hosts
 
 prepare         tries everything that can fail in a launch, then starts a guard

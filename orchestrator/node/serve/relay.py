@@ -30,6 +30,8 @@ SILENCE = 30.0  # s without a frame from the controller (it sends a PING every 5
 OPERATIONS = {
     "probe": ("serve.probe", "look"),
     "dial": ("serve.mesh", "dial"),
+    "find_image": ("serve.images", "find"),
+    "offer_image": ("serve.images", "offer"),
     "sample": ("serve.sample", "sample"),
     "record": ("serve.runs", "record"),
     "list": ("serve.runs", "listing"),
@@ -80,6 +82,7 @@ class Relay:
             "attach": self._attach,
             "send": self._send_outputs,
             "code": self._send_code,
+            "take_image": self._take_image,
             "shell": self._shell,
             "queue": self._queue,
             "leave_queue": self._leave_queue,
@@ -220,6 +223,14 @@ class Relay:
             self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
 
         return code.send(arguments, emit)
+
+    def _take_image(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import images
+
+        def emit(header: Dict[str, Any], payload: bytes) -> None:
+            self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
+
+        return images.take(arguments, emit)
 
     def _add_shell(self, number: int) -> None:
         from . import shell
