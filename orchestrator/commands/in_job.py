@@ -6,14 +6,21 @@ import os
 import time
 
 from ..errors import RunStopped, UsageError
+from ..inventory import via
 from ..inventory.model import Inventory
 from ..inventory.sources.batch_job import REQUEUE_EXIT_CODES, BatchJob, job_of
-from ..output.console import Console
+from ..output.console import Console, fold
 from ..runs import batch_system
 
 
 def find_job(inventory: Inventory, *, detach: bool, requeue: bool) -> BatchJob | None:
-    """The job that the hosts come from. Raises UsageError if `requeue` is impossible."""
+    """The job that the hosts come from. Raises UsageError if `requeue` or `detach` is impossible."""
+    bound = [host.name for host in inventory.hosts if via.ends_runs(host.via)]
+    if bound and detach:
+        raise UsageError(
+            f"--detach: ddp-orch reaches {fold(bound)} with srun, so Slurm ends the run together with ddp-orch. Leave "
+            "--detach out, or set ssh.via: openssh"
+        )
     job = job_of(inventory.source, os.environ)
     if requeue and job is None:
         raise UsageError("--requeue needs the hosts of a job: ddp-orch up @slurm, @pbs, @lsf or @sge, in a job script")

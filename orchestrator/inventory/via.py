@@ -15,7 +15,8 @@ ACCESS = ("user", "port", "identity_file", "proxy_jump")
 """Keys of a host that only say how to reach it. A command in `via` has to use those that are set."""
 
 PLACEHOLDERS = ("host", "address", "target", *ACCESS)
-_ENDING = ("srun", "blaunch", "qrsh")
+_SRUN = "srun"
+_ENDING = ("blaunch", "qrsh")
 """Programs of batch systems that kill what a session has started when it ends, and with it the guard of the run."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
@@ -42,12 +43,20 @@ def is_command(via: str) -> bool:
     return via not in (PARAMIKO, OPENSSH)
 
 
+def ends_runs(via: str) -> bool:
+    """Whether Slurm ends a run with the session that started it: it is a step of the job."""
+    return is_command(via) and posixpath.basename(shlex.split(via)[0]) == _SRUN
+
+
 def argv_of(host: Any) -> tuple[str, ...]:
-    """The command in `via` of a `model.Host`."""
+    """The command in `via` of a `model.Host`. srun gets a flag without which it keeps output back until a line ends."""
     target = f"{host.user}@{host.address}" if host.user else host.address
     values = {"host": host.name, "address": host.address, "target": target}
     values |= {name: getattr(host, name) for name in ACCESS}
-    return tuple(_PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in shlex.split(host.via))
+    words = shlex.split(host.via)
+    if ends_runs(host.via) and not {"-u", "--unbuffered"} & set(words):
+        words.insert(1, "--unbuffered")
+    return tuple(_PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in words)
 
 
 class PlacedHost(Protocol):

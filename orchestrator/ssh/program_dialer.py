@@ -38,6 +38,9 @@ exit 1
 """
 """Shell code: the arguments are engines, and $0 is the name of a container."""
 
+_WITHOUT_PLACE = r"env $(env | sed -n 's/^\(\(SLURMD*\|PMI\|PMIX\|OMPI\)_[A-Za-z0-9_]*\)=.*/-u \1/p') sh"
+"""A shell without the variables by which Slurm tells a task its place: frameworks would take their ranks from them."""
+
 
 class ProgramDialer:
     """Connects from many threads at once. The arguments are those of `Dialer`."""
@@ -124,6 +127,8 @@ def _start(
         fix = "install the OpenSSH client" if host.via == via.OPENSSH else "install it, or correct `via`"
         raise ConnectFailure(host.name, "via", f"this machine has no program {argv[0]}", "unknown", fix)
     enter = enter_command(host.container) if is_entered(host.container) else ""
+    if via.ends_runs(host.via):
+        enter = _WITHOUT_PLACE
     return ProgramConnection(host.name, argv, env, lost, deadline, enter)
 
 

@@ -34,14 +34,33 @@ def slurm() -> Iterator[Slurm]:
         assert_nothing_left(lab)
 
 
-def wait_for(slurm: Slurm, job: str, line: str) -> str:
+SAVER = """
+import os, signal, sys, time
+path = os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "count" + os.environ["RANK"])
+count = 0
+def save(*_):
+    with open(path, "w") as file:
+        file.write(str(count))
+    print("saved", count, flush=True)
+signal.signal(signal.SIGUSR1, save)
+if os.path.exists(path):
+    print("resumed", open(path).read(), flush=True)
+    sys.exit()
+print("begun", flush=True)
+while True:
+    count += 1
+    time.sleep(0.05)
+"""
+
+
+def wait_for(slurm: Slurm, job: str, line: str, seconds: float = 90) -> str:
     """The output of a job, once it has such a line."""
 
     def output() -> str | None:
         text = slurm.output(job).read_text() if slurm.output(job).exists() else ""
         return text if re.search(line, text, re.MULTILINE) else None
 
-    return wait_until(output, 90, f"job {job} prints {line}")
+    return wait_until(output, seconds, f"job {job} prints {line}")
 
 
 def wait_for_state(slurm: Slurm, job: str, state: str) -> None:
@@ -79,3 +98,54 @@ def test_a_requeued_job_continues_from_its_snapshot_and_ends_with_the_same_loss(
         return re.findall(r"done epoch:2 step:\d+ (test_loss:\S+ test_acc:\S+)", text)
 
     assert loss(output) == loss(slurm.output(whole).read_text()) != []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("limit", "walltime"),
+    [(("--time=1",), "auto"), (("--time=3", "--signal=B:USR1@90"), "null")],
+    ids=["asked of squeue", "a signal of slurmctld"],
+)
+def test_before_slurms_time_limit_a_run_saves_and_its_job_is_queued_again(
+    slurm: Slurm, limit: tuple[str, ...], walltime: str
+) -> None:
+    slurm.write("save.py", SAVER)
+    keys = f"{{launcher: direct, grace: 5, walltime: {walltime}}}"
+    slurm.write("limit.yaml", f"defaults: {{python: {slurm.lab.python}}}\nrun: {keys}\n")
+    up = "#!/bin/bash\nexec ddp-orch up @slurm --with limit.yaml --requeue -- save.py\n"
+    job = slurm.submit(up, "--nodes=3", "--open-mode=append", *limit)
+    first = wait_for(slurm, job, "^run .* was stopped", 200)
+    assert len(re.findall(r"\| saved [1-9]", first)) == 3 and "| resumed" not in first
+    slurm.start_again(job)
+    whole = wait_for(slurm, job, "^run .* succeeded")
+    counts = [sorted(re.findall(rf"\| {word} (\d+)", whole)) for word in ("saved", "resumed")]
+    assert counts[0] == counts[1] and len(counts[0]) == 3, whole
+
+
+@pytest.fixture
+def no_logins(slurm: Slurm) -> Iterator[None]:
+    for host in slurm.lab.hosts:
+        host.sshd_stop()
+    yield
+    for host in slurm.lab.hosts:
+        host.sshd_start()
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("no_logins")
+def test_srun_reaches_hosts_that_allow_no_logins(slurm: Slurm) -> None:
+    without_place = "import os\nassert not [name for name in os.environ if name.startswith('SLURM')]\n"
+    slurm.write("count_srun.py", without_place + COUNTER)
+    keys = f"defaults: {{python: {slurm.lab.python}}}\nrun: {{launcher: direct, grace: 5}}\n"
+    slurm.write("srun.yaml", keys + "ssh: {via: 'srun --overlap -N1 -n1 -w {host}'}\n")
+    up = "#!/bin/bash\nexec ddp-orch up @slurm --with srun.yaml -- count_srun.py {} 0.1\n"
+    options = ("--nodes=3", "--time=10")
+    job = slurm.submit(up.format(20), *options)
+    output = wait_for(slurm, job, "^run .* succeeded")
+    assert {rank: output.count(f"rank {rank} count ") for rank in range(3)} == dict.fromkeys(range(3), 20)
+    wait_for_state(slurm, job, "COMPLETED")
+    job = slurm.submit(up.format(100000), *options)
+    wait_for(slurm, job, "rank 2 count 1$")
+    assert all(host.marked() for host in slurm.lab.hosts)
+    slurm.run("scancel", job)
+    wait_until(lambda: not slurm.lab.marked(), 60, "no marked process is left")

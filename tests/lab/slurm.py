@@ -111,7 +111,7 @@ class Slurm:
                 self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
             return fields["JobState"] == "RUNNING" and fields["Restarts"] != "0"
 
-        wait_until(runs, 60, f"job {job} runs again")
+        wait_until(runs, 150, f"job {job} runs again")
 
     def _fields(self, job: str) -> dict[str, str]:
         return dict(word.partition("=")[::2] for word in self.run("scontrol", "show", "job", job).split())
