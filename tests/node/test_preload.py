@@ -159,6 +159,17 @@ def test_variables_that_libraries_read_at_import_are_set_before(runs: Runs, modu
     assert run.journal()["1.0.out"] == b"True\nTrue\n"
 
 
+@pytest.mark.parametrize("name", ["CACHE", "OMP_NUM_THREADS"])
+def test_a_variable_that_the_script_sets_for_a_module_is_set_before_its_import(
+    runs: Runs, modules: Path, name: str
+) -> None:
+    (modules / "heavy.py").write_text("import os\ncache = os.environ.get('CACHE')\nimporter = os.getpid()\n")
+    run = start(runs, modules, f"import os; os.environ[{name!r}] = '1'\n{IS_FORKED}\nprint(heavy.cache)")
+    run.wait_over()
+    assert run.journal()["1.0.out"] == (b"False\n1\n" if name == "CACHE" else b"False\nNone\n")
+    assert name.encode() in run.journal()["1.0.err"]
+
+
 def test_nothing_is_preloaded_while_coverage_measures_the_ranks(runs: Runs, modules: Path) -> None:
     """It starts from a .pth file, before our hook."""
     (modules / "sitecustomize.py").write_text("import sys; sys.settrace(lambda *_: None)\n")

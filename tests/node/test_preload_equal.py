@@ -263,6 +263,17 @@ def test_a_module_may_set_when_garbage_is_collected(runs: Runs, folder: Path, se
     assert forked["1.0.out"]
 
 
+def test_a_rank_has_its_own_start_time_and_key(runs: Runs, folder: Path) -> None:
+    (folder / "modules" / "heavy.py").write_text("import logging, multiprocessing, time\nimported = time.time()\n")
+    code = "import heavy; print(heavy.logging._startTime > heavy.imported, end=' ')\n"
+    code += "print(heavy.multiprocessing.current_process().authkey.hex())"
+    run = runs.start(code, nproc=[2], env={"PYTHONPATH": str(folder / "modules")}, options="preload: [heavy]")
+    run.wait_over()
+    (first, key), (second, other) = (run.journal()[f"1.{rank}.out"].split() for rank in (0, 1))
+    assert first == second == b"True"
+    assert len(key) == len(other) == 64 and key != other
+
+
 def test_random_numbers_differ_between_ranks_and_seeds_hold(runs: Runs, folder: Path) -> None:
     code = "import random, numpy; print(random.random(), numpy.random.random())"
     run = runs.start(code, nproc=[3], options="preload: [random, numpy]")

@@ -68,15 +68,28 @@ def test_restarted_ranks_have_the_modules_of_the_script(impatient: Runs, modules
         "import subprocess; p = subprocess.Popen(['sleep', '1'])",
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
         "import sys; sys.path.insert(0, '/nowhere')",
+        "import os; cache = os.environ.get('CACHE')",
     ],
 )
 def test_a_module_that_only_a_rank_can_import_is_left_to_the_ranks(impatient: Runs, modules: Path, module: str) -> None:
     (modules / "picky.py").write_text(f"import os\nprint('imported')\n{module}\nimporter = os.getpid()\n")
-    code = f"import heavy, picky, torch\n{ONCE}print([m.importer == os.getpid() for m in (heavy, picky, torch)])\n"
+    code = f"import os; os.environ['CACHE'] = '/x'\nimport heavy, picky, torch\n{ONCE}"
+    code += "print([m.importer == os.getpid() for m in (heavy, picky, torch)])\n"
     found = finish(start(impatient, modules, f"{code}sys.exit(attempt == 1)"))
     assert found["1.0.out"] == b"imported\n[True, True, False]\n"
     assert found["2.0.out"] == b"imported\n[False, True, False]\n"
     assert found["2.0.err"] == b""
+
+
+@pytest.mark.parametrize("line", ["print('beware')", "import warnings; warnings.warn('beware')"])
+def test_what_a_module_prints_comes_where_the_script_imports_it(impatient: Runs, modules: Path, line: str) -> None:
+    (modules / "noisy.py").write_text(line)
+    code = (
+        f"print('begins')\nimport warnings; warnings.simplefilter('ignore')\nimport torch, noisy\n{ONCE}print('ends')"
+    )
+    found = finish(start(impatient, modules, f"{code}\nsys.exit(attempt == 1)"))
+    assert found["2.0.out"] == found["1.0.out"]
+    assert found["2.0.err"] == found["1.0.err"] == b""
 
 
 def test_what_modules_print_is_printed_by_each_rank(impatient: Runs, modules: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which installed modules a script imports in any case."""
+"""Which installed modules a script imports in any case, and which variables it sets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def found(folder: Path, *command: str) -> list[str]:
-    imports = script_modules.find(["python", "-u", *command], str(folder))
+    imports = script_modules.find(["python", "-u", *command], str(folder)).imports
     return [each.module + "".join(f" {name}" for name in each.names) for each in imports]
 
 
@@ -91,3 +91,26 @@ def test_two_files_that_import_each_other_end(folder: Path) -> None:
 
 def test_a_script_in_a_folder_of_its_own_finds_its_neighbours(folder: Path) -> None:
     assert found(folder, "models/heads.py") == ["timm", "einops", "numpy.random"]
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("os.environ['A'] = '1'", {"A"}),
+        ("from os import environ\nenviron['A'] = '1'", {"A"}),
+        ("def main():\n    if x:\n        os.environ.setdefault('A', '1')", {"A", "1"}),
+        ("os.environ.update({'A': x, 'B': x}, C=x)", {"A", "B", "C"}),
+        ("os.environ |= {'A': x}", {"A"}),
+        ("os.putenv('A', '1')\nos.unsetenv('B')", {"A", "B"}),
+        ("del os.environ['A']\nos.environ.pop('B', None)", {"A", "B"}),
+        ("for name in ('A', 'B'):\n    os.environ[name] = '1'", set()),  # not seen
+        ("rank = os.environ['RANK']\nos.environ.get('LOCAL_RANK', '0')", set()),
+        ("table['A'] = 1\ntable.update(B=2)\nenv = 3", set()),
+        ("os.environ['A'] = '1'\nimport a b", set()),  # not python
+    ],
+)
+def test_variables_that_the_script_sets(folder: Path, code: str, names: set[str]) -> None:
+    (folder / "part.py").write_text(f"import os\n{code}")
+    (folder / "script.py").write_text("import part")
+    for script in ("part.py", "script.py"):
+        assert script_modules.find(["python", "-u", script], str(folder)).variables == names

@@ -17,7 +17,7 @@ from .later_runs import first_path
 TYPE_CHECKING = False  # the type checker knows this name; importing it would load `typing`
 if TYPE_CHECKING:
     import socket
-    from typing import Any, List, Mapping, NoReturn, Optional
+    from typing import Any, Dict, List, Mapping, NoReturn, Optional, Set
 
     from .script_modules import Import
 
@@ -32,11 +32,13 @@ def extend(script: Mapping[str, Any], channel: socket.socket) -> bool:
 
     `script`: `argv` and `cwd` of the command, and `late`: names of the variables that only ranks have.
     """
-    wanted = [each for each in script_modules.find(script["argv"], script["cwd"]) if not each.is_done()]
+    found = script_modules.find(script["argv"], script["cwd"])
+    wanted = [each for each in found.imports if not each.is_done()]
+    late = found.variables.union(script["late"])
     for _ in range(TRIES):
         if not wanted:
             break
-        failed = extend_in_fork(wanted, script, channel)
+        failed = extend_in_fork(wanted, script, late, channel)
         if failed is None:
             return True
         if failed < 0:
@@ -45,21 +47,23 @@ def extend(script: Mapping[str, Any], channel: socket.socket) -> bool:
     return False
 
 
-def extend_in_fork(wanted: List[Import], script: Mapping[str, Any], channel: socket.socket) -> Optional[int]:
+def extend_in_fork(
+    wanted: List[Import], script: Mapping[str, Any], late: Set[str], channel: socket.socket
+) -> Optional[int]:
     """Returns None in the fork if it has imported all, else in this process the number of the import that failed.
 
-    -1: the fork took too long.
+    -1: the fork took too long. `late`: variables whose values only the ranks have.
     """
     import socket
 
-    sizes = {number: os.fstat(number).st_size for number in (1, 2)}
+    sizes = printed()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         ours.close()
         with theirs:
-            import_all(wanted, script, parent, theirs)
+            import_all(wanted, script, late, parent, theirs)
         return None
     theirs.close()
     failed = 0
@@ -80,7 +84,9 @@ def extend_in_fork(wanted: List[Import], script: Mapping[str, Any], channel: soc
     return failed
 
 
-def import_all(wanted: List[Import], script: Mapping[str, Any], parent: int, told: socket.socket) -> None:
+def import_all(
+    wanted: List[Import], script: Mapping[str, Any], late: Set[str], parent: int, told: socket.socket
+) -> None:
     """In the fork. Returns when all is imported; else this process ends."""
     import ctypes
 
@@ -91,6 +97,7 @@ def import_all(wanted: List[Import], script: Mapping[str, Any], parent: int, tol
         os.chdir(script["cwd"])
         importing = Importing(first_path(script["argv"][script_modules.SCRIPT], script["cwd"]))
         importing.begin()
+        sizes = printed()
         for number, each in enumerate(wanted):
             told.send(b"%d" % number)
             known = len(sys.modules)
@@ -98,12 +105,18 @@ def import_all(wanted: List[Import], script: Mapping[str, Any], parent: int, tol
             if len(sys.modules) == known:
                 continue
             importing.check(each.module)
-            if WatchedEnvironment.names.intersection(script["late"]):
+            # a rank prints it after what the script has printed before, or not at all if the script filters warnings
+            if WatchedEnvironment.was_read(late) or printed() != sizes:
                 raise Refused(each.module)
         importing.finish()
         told.send(DONE)
     except BaseException:  # noqa: BLE001  also SystemExit, by a module; the ranks will import it themselves
         os._exit(1)
+
+
+def printed() -> Dict[int, int]:
+    """How many bytes the modules have printed, to stdout and stderr."""
+    return {number: os.fstat(number).st_size for number in (1, 2)}
 
 
 def wait_for_end(pid: int, channel: socket.socket) -> NoReturn:

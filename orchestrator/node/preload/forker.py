@@ -6,7 +6,7 @@ ranks by exec, when a module
 - starts a thread or a process, or opens a GPU: they do not survive a fork,
 - traces the code: it would see our own, and the time before the fork,
 - sets the seed of random numbers: each rank gets a new one,
-- reads a variable that has another value in the ranks, such as RANK.
+- reads a variable that has another value in the ranks, such as RANK, or that the script sets.
 When the file of a module changes, the preloader ends too, and the guard starts another one.
 
 Later it imports what the script imports (extension.py). With `run.warm` it serves one run after the other
@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import extension, later_runs
+from . import extension, later_runs, script_modules
 from .imports import Changed, Importing, Refused, WatchedEnvironment, check_files, identities, is_traced
 from .later_runs import first_path
 from .memory import Title, set_mark
@@ -112,6 +112,12 @@ def check_names(changes: Mapping[str, Optional[str]]) -> None:
         raise Refused("a module reads %s when it is imported, before its value is known" % min(both))
 
 
+def check_script(job: Mapping[str, Any]) -> None:
+    name = WatchedEnvironment.was_read(script_modules.find(job["argv"], job["cwd"]).variables)
+    if name:
+        raise Refused("the script sets %s, which a module reads when it is imported" % name)
+
+
 # forking
 
 
@@ -127,14 +133,14 @@ class Rank:
 def wait_for_rank(channel: socket.socket, can_stay: bool, environment: Dict[str, str]) -> Rank:
     """Fork ranks, for one run after the other. Returns in a rank."""
     files = identities()
-    is_of_later_run = False
+    is_of_later_run = is_checked = False
     while True:
         request = receive(channel)
         check_files(files)
         if "env" in request:
             later_runs.move(request, WatchedEnvironment.names, environment)
             channel.send(READY)
-            is_of_later_run = True
+            is_of_later_run, is_checked = True, False
             continue
         if "script" in request:
             if extension.extend(request["script"], channel):
@@ -144,6 +150,9 @@ def wait_for_rank(channel: socket.socket, can_stay: bool, environment: Dict[str,
                 channel.send(READY if can_stay else READY_FOR_ONE_RUN)
                 files = identities()
             continue
+        if not is_checked:
+            check_script(request["jobs"][0])
+            is_checked = True
         for job in request["jobs"]:
             changes = later_runs.differences(environment, {**environment, **job["env"]})
             check_names(changes)
@@ -228,7 +237,20 @@ def become(job: Mapping[str, Any], guard: int, changes: Mapping[str, Optional[st
     except OSError as error:
         sys.stderr.write("ddp-orch: cannot start the rank: %s\n" % error)
         os._exit(NOT_STARTED)
+    renew()
     reseed()
+
+
+def renew() -> None:
+    """Make what modules make when they are imported, and what is not the same in any two interpreters."""
+    logging, process = sys.modules.get("logging"), sys.modules.get("multiprocessing.process")
+    if logging is not None:
+        import time
+
+        is_in_ns = isinstance(vars(logging)["_startTime"], int)  # since Python 3.13
+        vars(logging)["_startTime"] = time.time_ns() if is_in_ns else time.time()
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
 
 
 def reseed() -> None:

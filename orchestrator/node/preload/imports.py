@@ -7,8 +7,14 @@ import sys
 
 TYPE_CHECKING = False  # the type checker knows this name; importing it would load `typing`
 if TYPE_CHECKING:
-    from typing import Dict, List, Mapping, Set
+    from typing import Dict, Iterable, List, Mapping, Set
 
+# beginnings of names: variables that the C code of torch and numpy reads by `getenv` when it is loaded
+READ_IN_C = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "MKLDNN_", "OPENBLAS_", "ONEDNN_", "DNNL_", "NPY_", "KINETO_"),
+    *("TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_DISTRIBUTED_DEBUG"),
+    *("TORCH_ALLOW_TF32", "TORCH_BLAS_PREFER", "TORCH_LINALG_PREFER"),
+)
 GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
@@ -28,6 +34,11 @@ class WatchedEnvironment(type(os.environ)):  # type: ignore[misc]
     def __getitem__(self, name: str) -> str:
         self.names.add(name)
         return str(super().__getitem__(name))
+
+    @classmethod
+    def was_read(cls, names: Iterable[str]) -> str:
+        """One of these variables that a module has read. "": none."""
+        return min((name for name in names if name in cls.names or name.startswith(READ_IN_C)), default="")
 
 
 class Importing:

@@ -1,4 +1,4 @@
-"""Find the installed modules that a script imports. Runs in the user's python.
+"""Find the installed modules that a script imports, and the variables that it sets. Runs in the user's python.
 
 The script's own files are read, not executed, and followed to the modules that they import.
 """
@@ -13,7 +13,7 @@ from .later_runs import first_path
 TYPE_CHECKING = False  # the type checker knows this name; importing it would load `typing`
 if TYPE_CHECKING:
     import ast
-    from typing import Dict, Iterator, List, Tuple
+    from typing import Any, Dict, Iterator, List, Set, Tuple
 
 SCRIPT = 2  # index of the script, -m or -c in a command, as in ranks/launch.py
 MOST_FILES = 500  # of the script's own
@@ -41,22 +41,20 @@ class Import:
                 import_module(self.module + "." + name)
 
 
-def find(argv: List[str], cwd: str) -> List[Import]:
-    """What a command imports in any case: not in a `try`, an `if` or a function. In the order of the script.
-
-    `argv`: python, a flag, then a script, `-m MODULE` or `-c CODE`. Nothing is found if the script changes sys.path.
-    """
+def find(argv: List[str], cwd: str) -> Script:
+    """Read what a command will execute. `argv`: python, a flag, then a script, `-m MODULE` or `-c CODE`."""
     kind = argv[SCRIPT]
     folder = os.path.join(cwd, (first_path(kind, cwd) or [""])[0])
     if kind == "-c":
-        walk = Walk(folder, [])
-        walk.read(argv[SCRIPT + 1], cwd)
+        script = Script(folder, [])
+        script.read(argv[SCRIPT + 1], cwd)
     elif kind == "-m":
         name = argv[SCRIPT + 1]
-        walk = Walk(folder, files_of(name + ".__main__", folder))
+        script = Script(folder, files_of(name + ".__main__", folder))
     else:
-        walk = Walk(folder, [os.path.join(cwd, kind)])
-    return walk.finish()
+        script = Script(folder, [os.path.join(cwd, kind)])
+    script.read_files()
+    return script
 
 
 def files_of(name: str, folder: str) -> List[str]:
@@ -72,17 +70,29 @@ def files_of(name: str, folder: str) -> List[str]:
     return files
 
 
-class Walk:
-    """Follows the imports of a script's own files. `folder`: the one in which python looks for them first."""
+class Script:
+    """Follows the imports of a script's own files. `folder`: the one in which python looks for them first.
+
+    `variables`: of the environment, that the files may set or delete.
+    """
 
     def __init__(self, folder: str, files: List[str]) -> None:
+        self.variables: Set[str] = set()
         self._folder = folder
         self._files = files
         self._seen: Dict[str, bool] = {}
         self._found: Dict[Tuple[str, Tuple[str, ...]], Import] = {}
         self._changes_path = False
 
-    def finish(self) -> List[Import]:
+    @property
+    def imports(self) -> List[Import]:
+        """What is imported in any case: not in a `try`, an `if` or a function. In the order of the script.
+
+        Nothing is found if the script changes sys.path.
+        """
+        return [] if self._changes_path else list(self._found.values())
+
+    def read_files(self) -> None:
         while self._files and len(self._seen) < MOST_FILES:
             path = os.path.realpath(self._files.pop(0))
             if path in self._seen:
@@ -93,19 +103,21 @@ class Walk:
                     self.read(file.read(), os.path.dirname(path))
             except OSError:
                 pass  # the rank will tell
-        return [] if self._changes_path else list(self._found.values())
 
     def read(self, source: bytes | str, package: str) -> None:
         """`package`: the folder to which relative imports refer."""
         import ast
 
-        self._changes_path |= (b"sys.path" if isinstance(source, bytes) else "sys.path") in source  # type: ignore[operator]
+        text = source.decode("latin-1") if isinstance(source, bytes) else source
+        self._changes_path |= "sys.path" in text
         try:
-            body = ast.parse(source).body
+            tree = ast.parse(source)
         except (SyntaxError, ValueError):
             return  # the rank will tell
+        if "env" in text:
+            self.variables.update(variables_of(tree))
         own: List[str] = []
-        for node in body:
+        for node in tree.body:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     own += self._add(alias.name, ())
@@ -132,3 +144,35 @@ def relative(node: ast.ImportFrom, package: str) -> Iterator[str]:
     module = node.module + "." if node.module else ""
     for alias in node.names:
         yield from files_of(module + alias.name, package)
+
+
+def variables_of(tree: ast.AST) -> Iterator[str]:
+    """The names in `os.environ[NAME] = ...`, `os.environ.update(NAME=...)`, `os.putenv(NAME, ...)` and the like."""
+    import ast
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and is_environment(node.value):
+            yield from texts([node.slice])
+        elif isinstance(node, ast.AugAssign) and is_environment(node.target):
+            yield from texts([node.value])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if is_environment(node.func.value) and node.func.attr in ("pop", "setdefault", "update"):
+                yield from texts(node.args)
+                yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+            elif node.func.attr in ("putenv", "unsetenv"):
+                yield from texts(node.args[:1])
+
+
+def is_environment(node: ast.AST) -> bool:
+    """Whether it reads `os.environ` or `environ`."""
+    return "environ" in (getattr(node, "attr", None), getattr(node, "id", None))
+
+
+def texts(nodes: List[Any]) -> Iterator[str]:
+    """The texts in an expression. Some are values, not names: they do no harm."""
+    import ast
+
+    for node in nodes:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part.value
