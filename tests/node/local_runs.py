@@ -172,8 +172,10 @@ class Run:
 class Runs:
     """Starts runs, and afterwards ends whatever is left of them."""
 
-    def __init__(self, folder: Path, program: NodeProgram | None = None) -> None:
+    def __init__(self, folder: Path, program: NodeProgram | None = None, workdir: Path | None = None) -> None:
+        """`folder`: for the hosts. `workdir`: of the commands; default: the same."""
         self._folder = folder
+        self._workdir = workdir or folder
         self._program = program or node_program()
         self._hosts: list[Host] = []
         self._started: list[Run] = []
@@ -216,7 +218,7 @@ class Runs:
         for number, count in enumerate(nproc):
             text += (
                 f"- {{name: host-{number}, address: 127.0.0.1, cluster_address: 127.0.0.1, interface: lo, gpus: none, "
-                f"nproc_per_node: {count}, python: {python}, setup: {list(setup)}, workdir: {self._folder}, "
+                f"nproc_per_node: {count}, python: {python}, setup: {list(setup)}, workdir: {self._workdir}, "
                 f"spare: {str(number >= len(nproc) - spares).lower()}}}\n"
             )
         text += f"launchers: {own_launchers}\nrun: {{grace: {grace}, launcher: {launcher}, {options}}}\n"
@@ -280,8 +282,8 @@ def _end(run_id: str, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def local_runs(folder: Path, program: NodeProgram | None = None) -> Iterator[Runs]:
-    found = Runs(folder, program)
+def local_runs(folder: Path, program: NodeProgram | None = None, workdir: Path | None = None) -> Iterator[Runs]:
+    found = Runs(folder, program, workdir)
     try:
         yield found
     finally:
