@@ -10,7 +10,8 @@ from ..answers.ledger import EndedRun, HostFailure
 
 RECENT = 5  # runs
 FAILED_LEAST = 2  # of them
-NOT_THE_HOST = ("script-exception", "collective-timeout")  # codes of failures that say nothing about their host
+NOT_THE_HOST = ("script-exception", "collective-timeout", "worker-sigkilled")
+"""Codes of failures that say nothing about their host. Without a lack of memory, a person has killed the rank."""
 
 
 @dataclass(frozen=True)

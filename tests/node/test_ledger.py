@@ -32,6 +32,24 @@ def test_all_hosts_of_a_run_remember_how_it_ended_and_whose_failure_it_was(runs:
         assert [(one["host"], one["code"]) for one in line["failures"]] == [("host-1", "worker-sigkilled")]
 
 
+def test_a_rank_that_its_user_ends_by_a_signal_says_nothing_of_its_host(runs: Runs) -> None:
+    run = runs.start(WORK, nproc=(1, 1))
+    run.wait_for("begun", "1.1.out", 1)
+    question = {
+        "run_id": run.run_id,
+        "signal": int(signal.SIGSEGV),
+        "ranks": [1],
+        "only_if_caught": False,
+        "dry": False,
+    }
+    assert run.hosts[1].session.request("signal", question)["signaled"] == [1]
+    run.wait_over()
+    for node in (0, 1):
+        (line,) = remembered(run, node)
+        assert [(one["host"], one["code"]) for one in line["failures"]] == [("host-1", "script-exception")]
+        assert "ddp-orch signal" in line["failures"][0]["what"]
+
+
 def test_a_failure_that_a_restart_followed_is_remembered_too(tmp_path: Path) -> None:
     code = "import os, sys; sys.exit(os.environ['RANK'] == '1' and os.environ['DDP_ORCH_ATTEMPT'] == '1')"
     with local_runs(tmp_path, impatient_program()) as runs:

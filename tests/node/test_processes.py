@@ -16,7 +16,7 @@ from lab.waiting import wait_until
 
 from orchestrator.node.host import processes
 from orchestrator.node.host.processes import Process
-from orchestrator.node.ranks.tree import describe
+from orchestrator.node.ranks.rank_failure import describe
 
 NOBODY = 65534
 

@@ -96,6 +96,8 @@ def test_a_full_disk_costs_the_line_and_no_more(folder: str, monkeypatch: pytest
         ({"exit_code": 1, "said": "OSError: [Errno 28] No space left on device"}, "disk-full"),
         ({"exit_code": 1, "said": "KeyError: 'image'"}, "script-exception"),
         ({"signal": "SIGKILL"}, "worker-sigkilled"),
+        ({"signal": "SIGKILL", "oom": True}, "host-oom-killed"),
+        ({"signal": "SIGSEGV", "requested": True}, "script-exception"),
         ({"signal": "SIGBUS"}, "worker-segfault"),
         ({}, "unknown"),
     ],
@@ -136,6 +138,7 @@ def test_one_failure_those_of_all_hosts_and_those_of_the_script_are_no_reason() 
     assert find_unreliable({"a": [ended(1, "a"), ended(2)], "b": []}) == ()
     alike = [ended(1, "a", "b"), ended(2, "a", "b")]
     assert find_unreliable({"a": alike, "b": alike}) == ()
-    script = [ended(number, "a", code="script-exception") for number in range(5)]
-    assert find_unreliable({"a": script, "b": script}) == ()
+    for code in ("script-exception", "worker-sigkilled"):  # somebody has killed the rank
+        runs = [ended(number, "a", code=code) for number in range(5)]
+        assert find_unreliable({"a": runs, "b": runs}) == ()
     assert find_unreliable({}) == ()

@@ -61,6 +61,8 @@ def code_of(failure: Dict[str, Any]) -> str:
     """The code of a failure as far as its record shows it; `script-exception` where nothing points to the host."""
     if failure.get("code"):
         return str(failure["code"])
+    if failure.get("requested"):
+        return "script-exception"  # a person has sent the signal
     if failure.get("lost") and not failure.get("gone"):
         return "host-lost"
     if failure.get("gone"):
@@ -71,7 +73,7 @@ def code_of(failure: Dict[str, Any]) -> str:
         if re.search(pattern, failure.get("said") or ""):
             return code
     if failure.get("signal") == "SIGKILL":
-        return "worker-sigkilled"
+        return "host-oom-killed" if failure.get("oom") else "worker-sigkilled"
     if failure.get("signal") in CRASHES:
         return "worker-segfault"
     return "script-exception" if failure.get("exit_code") is not None else "unknown"

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from . import job, launch
 from .launch import Job
-from .tree import describe
+from .rank_failure import describe
 
 LONGEST = 4096  # bytes of a message
 

@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ..host import processes
-from . import job
+from . import job, rank_failure
 from .container_engine import ContainerEngine, status_of_command
 from .launch import Job
 
@@ -25,17 +25,6 @@ BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it:
 UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
 LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
 COMMAND_MOST = 200  # characters of a command in the records
-
-
-def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
-    """(exit code, signal name) of a wait status; one of the two is None."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            return None, signal.Signals(number).name
-        except ValueError:
-            return None, "SIG%d" % number
-    return os.WEXITSTATUS(status), None
 
 
 def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
@@ -95,6 +84,8 @@ class Tree:
         self._alone_since: Optional[float] = None
         self._seen_ranks = False
         self._first_rank = 0
+        self._sent: Dict[int, int] = {}  # rank -> the newest signal that a person has sent to it
+        self._oom_kills = rank_failure.oom_kills()
 
     # starting
 
@@ -172,6 +163,8 @@ class Tree:
         uncaught = [rank for rank, process in ranks if only_if_caught and not processes.catches(process, number)]
         send = not uncaught and not dry
         signaled = [rank for rank, process in ranks if send and processes.send(process, number)]
+        if not only_if_caught:
+            self._sent.update(dict.fromkeys(signaled, number))
         numbers = [rank for rank, _ in ranks]
         return {"attempt": self.attempt, "signaled": signaled, "uncaught": uncaught, "ranks": numbers}
 
@@ -225,8 +218,7 @@ class Tree:
     def _failed(self, rank: Optional[int], status: int, pid: int) -> None:
         if self.stopping is not None:
             return  # a consequence of our own signals
-        code, name = describe(status)
-        what = "killed by %s" % name if name else "exit code %d" % (code or 0)
+        code, what = rank_failure.describe(status)[0], ""
         if rank is None and code == job.SETUP_FAILED:
             what = "a line of `setup` failed"
         elif code == job.NOT_STARTED:
@@ -234,16 +226,8 @@ class Tree:
         elif self._engine is not None and self._engine.could_not_start(code or 0, has_begun=self._has_begun(rank)):
             what = "the container could not be started"
         who = self._agent if rank is None else "rank %d" % rank
-        self._report(
-            {
-                "rank": rank,
-                "exit_code": code,
-                "signal": name,
-                "pid": pid,
-                "what": "%s: %s" % (who, what),
-                "at": time.time(),
-            }
-        )
+        sent = None if rank is None else self._sent.get(rank)
+        self._report(rank_failure.record(who, rank, status, pid, what, sent, self._oom_kills))
 
     # ending
 
