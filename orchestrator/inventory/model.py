@@ -132,7 +132,7 @@ class Notify:
     webhook: str | None
     mail: str | None
     command: str | None
-    events: tuple[str, ...]  # start, restart, wait, stall, walltime, end
+    events: tuple[str, ...]  # start, restart, wait, stall, loss, walltime, end
     bell: bool
     desktop: bool
 

@@ -12,5 +12,5 @@ WEBHOOK = like("an http or https URL", r"https?://[^\s\x00]+")
 MAIL = like(
     "mailto:ADDRESS, or smtp://[USER:PASSWORD@]SERVER/ADDRESS", rf"mailto:{_ADDRESSES}|smtps?://{_SERVER}/{_ADDRESSES}"
 )
-EVENTS = items("a list of events", choice("start", "restart", "wait", "stall", "walltime", "end"), unique=True)
+EVENTS = items("a list of events", choice("start", "restart", "wait", "stall", "loss", "walltime", "end"), unique=True)
 USUAL = ("restart", "wait", "end")

@@ -347,7 +347,7 @@ _NOTIFY = _section(
     Key("webhook", maybe(notifications.WEBHOOK), None, "URL of Slack, Discord, Teams, ntfy or a compatible service"),
     Key("mail", maybe(notifications.MAIL), None, "mailto:ADDRESS, or smtp[s]://[USER:PASSWORD@]SERVER/ADDRESS"),
     Key("command", maybe(_some_text), None, "command run by sh on the head, with JSON on stdin"),
-    Key("events", notifications.EVENTS, notifications.USUAL, "start, restart, wait, stall, walltime, end"),
+    Key("events", notifications.EVENTS, notifications.USUAL, "start, restart, wait, stall, loss, walltime, end"),
     Key("bell", truth, False, "ring the bell of the terminal that follows the run"),
     Key("desktop", truth, False, "show a message on the desktop of the terminal that follows the run"),
 )

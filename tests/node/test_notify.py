@@ -23,6 +23,7 @@ from orchestrator.hosts.node_program import node_program
 from orchestrator.node.gang import gang_orders
 from orchestrator.node.host import processes
 from orchestrator.node.recorder import notify
+from orchestrator.node.roles import loss_watch
 from orchestrator.node.roles.rank_silence import RankSilence
 
 
@@ -242,6 +243,53 @@ def test_the_end_of_the_walltime_is_told_before_it_comes(runs: Runs, tmp_path: P
     assert run.wait_over()[0]["verdict"]["state"] == "stopped"
     wait_until(told.exists, 30.0, "it was told")
     assert json.loads(told.read_text())["state"] == "ending"
+
+
+NAN = "import os, sys, time; print('step 7 loss nan', flush=True); time.sleep(600)"
+STOPS = "import sys; sys.exit('trainer: host-1: the loss is not finite at step:3 rank:1 samples:17,4')"
+
+
+@pytest.mark.parametrize("code", [NAN, STOPS], ids=["goes on", "ends"])
+def test_a_loss_that_is_not_finite_is_told(runs: Runs, tmp_path: Path, code: str) -> None:
+    told = tmp_path / "told"
+    wanted = {"command": f"cat > {told}.new && mv {told}.new {told}", "events": ["loss"]}
+    run = runs.start(code, notify=wanted)
+    wait_until(told.exists, 30.0, "it was told")
+    message = json.loads(told.read_text())
+    assert message["state"] == "non-finite-loss" and "is not finite" in message["text"]
+    assert "step" not in message["text"]  # no output of ranks
+    run.stop(grace=0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "bad"),
+    [
+        ("step 7 loss nan", True),
+        ("{'loss': nan, 'grad_norm': nan}", True),
+        ("iter=3 train_loss=-inf", True),
+        ("Loss: NaN", True),
+        ("FloatingPointError: loss is nan", True),
+        ("trainer: a: the loss is not finite at step:3", True),
+        ("loss tensor(inf)", True),
+        ("best loss inf", False),
+        ("best_loss=inf", False),
+        ("loss 2.31 nan_grads 0", False),
+        ("loss nanoGPT", False),
+        ("the loss is infinitesimal", False),
+        ("weightloss nan", False),
+    ],
+)
+def test_which_lines_have_a_loss_that_is_not_finite(tmp_path: Path, text: str, *, bad: bool) -> None:
+    told: list[str] = []
+    watch = loss_watch.LossWatch(str(tmp_path), {"events": ["loss"]}, told.append)
+    watch.hear(1, text)
+    watch.hear(1, text)
+    assert told == ["non-finite-loss"] * bad
+    watch.hear(2, text)
+    assert told == ["non-finite-loss"] * 2 * bad
+    watch = loss_watch.LossWatch(str(tmp_path), {"events": ["end"]}, told.append)
+    watch.hear(3, text)
+    assert len(told) == 2 * bad
 
 
 def test_a_silence_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ WORDS = {
     "starting": "has started",
     "stalled": "prints nothing",
     "ending": "is asked for a snapshot, to be stopped before its walltime",
+    "non-finite-loss": "prints a loss that is not finite (nan or inf)",
 }
 EVENTS = {
     "starting": "start",
@@ -44,6 +45,7 @@ EVENTS = {
     "waiting": "wait",
     "stalled": "stall",
     "ending": "walltime",
+    "non-finite-loss": "loss",
 }
 """The event of a message by its state. All other states are of the end of a run."""
 USUAL = ("restart", "wait", "end")  # events, if the spec of the run does not name any

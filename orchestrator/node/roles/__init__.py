@@ -7,6 +7,7 @@ detour           connections between nodes that are not the head
 node_watch       when the head last received something from each node
 server_probes    whether the SSH server of a silent node answers
 rank_silence     for how long the ranks have printed nothing
+loss_watch       whether a rank has printed a loss that is not finite
 gang_log         the events of the gang, as a file
 finisher         carries out `finish`: signals, waits for the snapshot, stops
 tie              when a run ends because its job has ended

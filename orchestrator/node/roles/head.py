@@ -18,6 +18,7 @@ from .all_hosts import AllHosts
 from .detour import Received
 from .finisher import Finisher
 from .gang_log import EventLog, GangLog, first_state
+from .loss_watch import LossWatch
 from .node_watch import NodeWatch
 from .rank_silence import RankSilence, ranks_of
 from .resumption import Resumption
@@ -55,6 +56,7 @@ class HeadLink(ClusterLink):
         self._answered = False
         self._team_requests: Set[str] = set()  # requests that the gang has decided on
         self._silence = RankSilence(self._spec, recorder.say, self._notify)
+        self._losses = LossWatch(recorder.folder, recorder.notify, self._notify)
         self._log: EventLog = self._open_log()
         if self._log.started_at is not None:
             self._finisher.begin(self._log.started_at)
@@ -241,6 +243,8 @@ class HeadLink(ClusterLink):
         for failure in status["failures"]:
             if failure["rank"] not in ranks_of(self._state, number):  # a node reports its own ranks only
                 failure["rank"] = None
+            if failure["attempt"] == self._state.attempt:
+                self._losses.hear(failure["attempt"], failure["said"])
             self._step(gang_events.Failed(number, failure["attempt"], dict(failure, host=host, node=number), now))
         if status["phase"] is AttemptPhase.EXITED:
             self._step(gang_events.Exited(number, status["attempt"], status["outcome"]["ok"], now, status["fenced"]))
@@ -267,6 +271,8 @@ class HeadLink(ClusterLink):
         stall = self._silence.look(self._state)
         if stall is not None:
             self._step(gang_events.Stalled(self._state.attempt, stall.quiet, stall.frozen, self._now()))
+        if self._state.phase is Phase.RUNNING:
+            self._losses.look(self._state.attempt, now)
         self._reach(nodes, now)
 
     def _decide(self) -> None:
