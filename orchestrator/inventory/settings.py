@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import InventoryError
+from . import schema
+from .nearest_key import nearest_key
 from .values import shown
 from .yaml_source import Map, Mark, Node, Scalar, YamlProblem, compose
 from .yaml_source import Sequence as List
@@ -24,13 +26,31 @@ def apply(root: Map, settings: Sequence[str]) -> Map:
         if not equals or not all(names):
             raise InventoryError(f"--set {shown(setting)}: expected KEY=VALUE, such as run.max_restarts=3")
         if names[0] not in SECTIONS or len(names) < 2:
-            raise InventoryError(f"--set {shown(key)}: only keys of run and notify can be set, such as run.grace")
+            raise InventoryError(f"--set {shown(key)}: only keys of run and notify can be set{_advise(names)}")
         try:
             node = compose(value)
         except YamlProblem as exc:
             raise InventoryError(f"--set {shown(key)}: {shown(exc.message, 500)}") from exc
         root = _replace(root, names, _mark(node, Mark(-1 - number, 0)))
     return root
+
+
+def _advise(names: Sequence[str]) -> str:
+    """Advice about a key that is in neither section: `max_restarts`, `runs.max_restarts`, `python`."""
+    sections = [section for section in schema.SECTIONS if section.name.partition(".")[0] in SECTIONS]
+    paths = {key.name: f"{section.name}.{key.name}" for section in reversed(sections) for key in section.keys}
+    others = {key.name for section in schema.SECTIONS if section not in sections for key in section.keys}
+    for rest in (names, names[1:]):  # without its section, and with a wrong one
+        inner = ".".join(rest)
+        whole = [path for path in paths.values() if path.endswith(f".{inner}")]
+        if whole or rest[:1] == ["env"]:
+            return f"; did you mean {(whole or [f'run.{inner}'])[0]}?"
+        if names[0] in others:
+            break
+    if names[0] in others and names[0] not in SECTIONS:
+        return f"; set {shown(names[0])} in the inventory"
+    near = nearest_key(names[-1], list(paths), list(paths)) if names[0] not in SECTIONS else None
+    return f"; did you mean {paths[near]}?" if near else ", such as run.grace"
 
 
 def key_at(mark: Mark, settings: Sequence[str]) -> str | None:
