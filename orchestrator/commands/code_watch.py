@@ -16,6 +16,7 @@ from ..hosts.fleet import Fleet, fold_failures
 from ..inventory.model import Host
 from ..output.console import Console
 from ..plan.snapshot import FileEntry, Snapshot
+from ..runs import registry
 from .context import stderr_console
 from .up import UpOptions, Watch, up
 
@@ -79,7 +80,7 @@ class CodeWatch(Watch):
 
         def look() -> None:
             if self._wait(over):
-                question = {"run_id": run_id, "by": "up --watch"}
+                question = {"run_id": run_id, "by": registry.WATCH}
                 results = fleet.each(hosts, lambda _, session: session.request(FINISH, question))
                 if not over.is_set():  # afterwards the requests fail because the run has ended
                     for line in fold_failures(results.failed):

@@ -30,6 +30,9 @@ def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json:
         listing = _list_runs(fleet, inventory.machines, everything, as_json, console)
     warn_of_missing(listing, console)
     shown = [run for run in listing.runs if everything or run.unfinished]
+    if not as_json:
+        replaced = _replaced(shown)
+        shown = [run for run in shown if run not in replaced]
     if as_json:
         runs = [run.as_dict() for run in shown] + [run.as_dict() for run in listing.queued]
         print(json.dumps(runs, indent=2))
@@ -51,11 +54,22 @@ def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json:
             )
         )
     if not as_json:
+        if replaced:
+            console.note(f"{number_of(len(replaced), 'earlier run')} of up --watch not shown; --json lists all")
         _print_warm(listing.warm)
     for unreliable in find_unreliable(listing.ledgers):
         last = f"{unreliable.last.what} (run {unreliable.run_id}, {rfc3339(unreliable.last.at)})"
         console.warning(f"{unreliable.host} {unreliable}; the last failure: {last}")
     return UnreachableError.exit_code if listing.failed else 0
+
+
+def _replaced(runs: Sequence[registry.Run]) -> list[registry.Run]:
+    """Runs that `up --watch` has stopped to start them again, without the newest of each name."""
+    replaced: dict[str, list[registry.Run]] = {}
+    for run in runs:
+        if run.stopped_by == registry.WATCH:
+            replaced.setdefault(run.name, []).append(run)
+    return [run for same in replaced.values() for run in same[:-1]]
 
 
 def _list_runs(

@@ -22,6 +22,7 @@ from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold
 
 PATIENCE = 2.0  # s for all hosts to answer, before the answers so far may be enough
+WATCH = "up --watch"  # the `stopped_by` of a run that is started again because its code has changed
 QUIET = 1.0  # s without another answer; while answers come, the remaining hosts are slow, not silent
 
 
@@ -93,6 +94,11 @@ class Run:
     @property
     def script(self) -> str:
         return self._first.script
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Who or what stopped it; None: nobody has, or it is not over."""
+        return self._first.verdict.stopped_by if self._first.verdict else None
 
     @property
     def grace(self) -> float:

@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.node.host import state
 from orchestrator.node.serve import outputs
-from orchestrator.node.serve.retire import retire
+from orchestrator.node.serve.retire import BY_WATCH, retire
+from orchestrator.runs import registry
 
 DAY = 86400.0
 WROTE = "20260101-000000-0001"
@@ -65,6 +66,24 @@ def test_brief_runs_are_counted_apart(program: Path) -> None:
     brief = [run(f"brief-{number}", number, program="node-mine") for number in range(3)]
     retire(KEEP, str(program))
     assert [one.exists() for one in (*long, *brief)] == [True, True, False, True, True, False]
+
+
+def test_runs_that_up_watch_has_replaced_take_the_place_of_no_other(program: Path) -> None:
+    def watched(run_id: str, days: float, name: str) -> Path:
+        made = run(run_id, days)
+        verdict = {"state": "stopped", "stopped_by": BY_WATCH}
+        state.write(str(made / "spec.json"), {"program": "node-mine", "name": name})
+        state.write(str(made / "exit.json"), {"at": time.time() - days * DAY, "verdict": verdict})
+        return made
+
+    assert BY_WATCH == registry.WATCH
+    edits = [watched(f"edit-{number}", 1 + number / 10, "x") for number in range(5)]
+    other = watched("edit-y", 2, "y")
+    runs = [run(f"run-{number}", 3 + number, program="node-mine") for number in range(3)]
+    answer = retire({"runs": 4, "days": 14}, str(program))
+    assert [one.exists() for one in (*edits, other)] == [True, False, False, False, False, True]
+    assert [one.exists() for one in runs] == [True, True, False]
+    assert answer["runs"] == ["edit-1", "edit-2", "edit-3", "edit-4", "run-2"]
 
 
 def test_a_run_older_than_the_days_goes(program: Path) -> None:

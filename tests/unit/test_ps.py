@@ -10,6 +10,7 @@ from fake_relay import part_of
 
 from orchestrator.answers.runs import WarmPython
 from orchestrator.commands import ps
+from orchestrator.runs import registry
 from orchestrator.runs.registry import Listing, Run
 
 STARTED = "2026-01-01T12:00:00.000000Z"
@@ -69,6 +70,20 @@ def test_a_host_that_has_answered_was_heard_though_it_has_the_record_no_more(
     of_three = run(1, hosts=["a", "b", "c"])
     show([of_three], NOON, answered="a b")
     assert re.search(r"  a \([^)]*\bc\)$", capsys.readouterr().out.rstrip())
+
+
+def test_of_runs_that_up_watch_has_replaced_the_newest_is_shown() -> None:
+    watched = {"verdict": {"state": "stopped", "first_failure": None, "stopped_by": registry.WATCH}}
+    by_user = {"verdict": {"state": "killed", "first_failure": None, "stopped_by": "ann@laptop"}}
+    runs = [
+        run(1, "stopped", name="x", **watched),
+        run(2, "killed", name="x", **by_user),
+        run(3, "stopped", name="x", **watched),
+        run(4, "stopped", name="y", **watched),
+        run(5, "stopped", name="x", **watched),
+        run(6, "running", name="x"),
+    ]
+    assert ps._replaced(runs) == [runs[0], runs[2]]
 
 
 def test_what_run_warm_keeps_is_listed_by_host(capsys: pytest.CaptureFixture[str]) -> None:

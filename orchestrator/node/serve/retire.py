@@ -15,6 +15,7 @@ from ..host import memory_folder, state
 from . import output_folders, outputs
 
 BRIEF = 60.0  # s
+BY_WATCH = "up --watch"  # who has stopped a run to start it again with other code
 UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and nothing takes that long
 HOST_ID = re.compile(r"[0-9a-f]{12}\Z")
 
@@ -23,15 +24,16 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
     """Remove ended runs (more than `runs` of them, or older than `days`), and code and node programs unused for `days`.
 
     Runs shorter than a minute have a quota of their own, so that an hour of failed starts does not remove the logs of
-    a week's run.
+    a week's run. Of the runs of one name that `up --watch` has stopped, the newest is kept.
     `program` is the node program that runs this. `force`: also runs with files that were not fetched. Gives what was
     removed, `freed` in bytes, and the runs that are only kept because of such files.
     """
     oldest = time.time() - keep["days"] * 86400
     over = sorted(run for home in state.homes() for run in _over(home))[::-1]
-    due = []
+    replaced = _replaced(over)
+    due = list(replaced)
     for brief in (True, False):
-        alike = [(at, folder) for at, folder in over if _is_brief(at, folder) == brief]
+        alike = [(at, folder) for at, folder in over if folder not in replaced and _is_brief(at, folder) == brief]
         due += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
     strangers = list(_strangers())
     due += [folder for home in strangers for at, folder in _over(home) if at < oldest]
@@ -99,6 +101,20 @@ def _over(home: str) -> List[Tuple[float, str]]:
         if at is not None and not state.guarded(folder):
             finished.append((at, folder))
     return finished
+
+
+def _replaced(over: List[Tuple[float, str]]) -> List[str]:
+    """Runs that `up --watch` has stopped, without the newest of each name. `over`: the newest first."""
+    names = set()
+    replaced = []
+    for _, folder in over:
+        verdict = (state.read(os.path.join(folder, "exit.json")) or {}).get("verdict") or {}
+        if verdict.get("stopped_by") == BY_WATCH:
+            name = (state.read(os.path.join(folder, "spec.json")) or {}).get("name")
+            if name in names:
+                replaced.append(folder)
+            names.add(name)
+    return replaced
 
 
 def _is_brief(ended: float, folder: str) -> bool:
