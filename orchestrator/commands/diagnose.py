@@ -6,20 +6,26 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ..diagnosis import engine, rendering, transcript
+from ..diagnosis import engine, rendering, times, transcript
 from ..diagnosis.engine import Diagnosis
+from ..diagnosis.transcript import LogLine
 from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory import advice
 from ..inventory.advice import AboutRun
-from ..inventory.model import Inventory
+from ..inventory.model import Host, Inventory
+from ..output import span
 from ..output.console import Console, fold, wants_colour
 from ..output.finding import SourceCode, find_nothing
 from ..output.lines import Mask
+from ..output.span import Span
 from ..runs import diagnose, local_code, recent
+from ..runs.follow import span_by_clock_of
 from .context import (
     RunLookup,
     find_run_early,
@@ -41,9 +47,17 @@ ENDED = {
 }
 
 
-def diagnose_run(run_name: str | None, inventory_path: str | None, hosts: str | None, as_json: bool) -> int:
+def diagnose_run(
+    run_name: str | None,
+    inventory_path: str | None,
+    hosts: str | None,
+    as_json: bool,
+    since: str | None = None,
+    until: str | None = None,
+) -> int:
     """`diagnose RUN`. Exit code 4 if a host is unreachable."""
     console = stderr_console()
+    span.parse(since, until, time.time())  # a slip is reported before any host is asked
     inventory = load_inventory_of_run(inventory_path, hosts, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
         first = final = find_run_early(fleet, inventory, run_name, console)
@@ -52,7 +66,8 @@ def diagnose_run(run_name: str | None, inventory_path: str | None, hosts: str | 
         if as_json and first.listing.late:  # one document, from the answers of all hosts
             final = wait_for_rest(first, inventory, run_name, console)
         mask = make_mask(inventory, final.run, console)
-        diagnosis = _diagnose(final, inventory, fleet, mask)
+        chosen = span_by_clock_of(_hosts_of(final, inventory), since, until, fleet)
+        diagnosis = _diagnose(final, inventory, fleet, mask, chosen)
         if final.listing.late:
             console.note(f"no answer yet from {fold(first.listing.late)}; the others show:")
             _show(diagnosis, final, inventory, as_json, mask, console)
@@ -61,7 +76,7 @@ def diagnose_run(run_name: str | None, inventory_path: str | None, hosts: str | 
             final = wait_for_rest(first, inventory, run_name, console)
             if _has_news(first, final):
                 mask = make_mask(inventory, final.run, console)
-                diagnosis = _diagnose(final, inventory, fleet, mask)
+                diagnosis = _diagnose(final, inventory, fleet, mask, chosen)
     answered_late = first.listing.late & final.listing.answered
     if early is None:
         _show(diagnosis, final, inventory, as_json, mask, console)
@@ -78,10 +93,16 @@ def _has_news(first: RunLookup, final: RunLookup) -> bool:
     return final.run.run_id != first.run.run_id or final.run.parts.keys() != first.run.parts.keys()
 
 
-def _diagnose(lookup: RunLookup, inventory: Inventory, fleet: Fleet, mask: Mask) -> Diagnosis:
+def _hosts_of(lookup: RunLookup, inventory: Inventory) -> list[Host]:
+    """The hosts that have answered, the head first."""
+    hosts = {host.name: host for host in inventory.machines}
+    return [hosts[name] for name in lookup.run.nodes if name in hosts]
+
+
+def _diagnose(lookup: RunLookup, inventory: Inventory, fleet: Fleet, mask: Mask, chosen: Span) -> Diagnosis:
     run = lookup.run
     hosts = {host.name: host for host in inventory.machines}
-    return diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, hosts, fleet, mask)
+    return diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, hosts, fleet, mask, chosen)
 
 
 def _show(
@@ -101,14 +122,25 @@ def _show(
         console.note(f"run {run.run_id} {ENDED.get(run.state, f'is {run.state}')}" + (hang if run.unfinished else ""))
 
 
-def diagnose_logs(paths: Sequence[str], as_json: bool) -> int:
+def diagnose_logs(paths: Sequence[str], as_json: bool, since: str | None = None, until: str | None = None) -> int:
     """`diagnose --log FILE...`. Exit code 0, also if the logs show a failure."""
-    _print(diagnose_files(paths), as_json, Mask(), None)
+    _print(diagnose_files(paths, span.parse(since, until, time.time())), as_json, Mask(), None)
     return 0
 
 
-def diagnose_files(paths: Sequence[str]) -> Diagnosis:
-    return engine.diagnose(transcript.parse_logs([(path, _read_log(path)) for path in paths]))
+def diagnose_files(paths: Sequence[str], chosen: Span = span.ALL) -> Diagnosis:
+    lines = transcript.parse_logs([(path, _read_log(path)) for path in paths])
+    return engine.diagnose(_select(lines, chosen) if chosen.is_limited else lines)
+
+
+def _select(lines: Sequence[LogLine], chosen: Span) -> list[LogLine]:
+    """The lines of a time. Raises UsageError if none has one. A time without a year is of this year."""
+    if all(line.at is None for line in lines):
+        raise UsageError("--since and --until need logs with times, such as those of `ddp-orch logs --timestamps`")
+    shift = times.seconds_to_year(time.gmtime().tm_year)
+    known = [(line, line.at + shift * times.lacks_year(line.at)) for line in lines if line.at is not None]
+    selected = [replace(line, at=at) for line, at in known if chosen.holds(at)]
+    return [replace(line, number=number) for number, line in enumerate(selected)]
 
 
 def _read_log(path: str) -> str:

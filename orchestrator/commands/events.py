@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 
 from ..answers.recorded import RECORD
 from ..errors import OrchError, UnreachableError
 from ..hosts.fleet import Fleet
 from ..inventory.model import Host, Inventory
-from ..output import lines
+from ..output import span
 from ..output.lines import presentable, rfc3339
 from ..runs import registry, timeline
 from ..runs.follow import clock_ahead
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console
-from .options import parse_option
-
-MICROSECOND = 1e-6
 
 
 def events(
     run_name: str | None, inventory_path: str | None, since: str | None, until: str | None, *, as_json: bool
 ) -> int:
     console = stderr_console()
-    _parse_span(since, until, time.time())  # a slip is reported before any host is asked
+    span.parse(since, until, time.time())  # a slip is reported before any host is asked
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
         lookup = find_run(fleet, inventory, run_name, console)
@@ -32,7 +28,7 @@ def events(
         head = _find_head(inventory, lookup.run)
         entries = _ask_head(fleet, head, lookup.run)
         ahead = clock_ahead(fleet.session(head)) if since or until else 0.0
-    first, last = _parse_span(since, until, time.time() + ahead)
+    shown = span.parse(since, until, time.time() + ahead)
     began = entries[0].at if entries else 0.0
     rows = [
         {
@@ -42,7 +38,7 @@ def events(
             "what": presentable(entry.what, False, mask),
         }
         for entry in entries
-        if first <= entry.at < last + MICROSECOND  # printed times are cut off there
+        if shown.holds(entry.at)
     ]
     if as_json:
         print(json.dumps({"run_id": lookup.run.run_id, "events": rows}, indent=2))
@@ -50,12 +46,6 @@ def events(
         for row in rows:
             print(f"{str(row['at'])[:19]}Z  {row['seconds']:>9.1f} s  {row['what']}")
     return 0
-
-
-def _parse_span(since: str | None, until: str | None, now: float) -> tuple[float, float]:
-    first = parse_option("--since", since, lambda text: lines.parse_time(text, now))
-    last = parse_option("--until", until, lambda text: lines.parse_time(text, now))
-    return -math.inf if first is None else first, math.inf if last is None else last
 
 
 def _find_head(inventory: Inventory, run: registry.Run) -> Host:

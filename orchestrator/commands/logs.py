@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import TimedOut, UnreachableError, UsageError
@@ -23,7 +23,7 @@ from ..output.console import Console, fold
 from ..output.lines import Line, Mask, parse_duration
 from ..output.pipeline import Pipeline, Sink, Stage
 from ..runs import attach, gpu_use, printing, registry
-from ..runs.follow import LogFilter, View, clock_ahead
+from ..runs.follow import LogFilter, View, span_by_clock_of
 from ..runs.log_files import LogFiles
 from ..runs.revive import Reviver
 from ..runs.status_line import READY, StatusLine
@@ -82,9 +82,8 @@ def logs(options: LogsOptions) -> int:
         hosts = {host.name: host for host in inventory.machines}
         late = [name for name in lookup.listing.late if name in run.missing_hosts]
         asked_hosts = [hosts[name] for name in [*run.parts, *late] if name in hosts]
-        if options.since or options.until:  # `5m` is relative to now, even if the clocks of the hosts are wrong
-            ahead = fleet.each(asked_hosts[:1], lambda _, session: clock_ahead(session)).done
-            log_filter = _make_filter(options, time.time() + next(iter(ahead.values()), 0.0))
+        chosen = span_by_clock_of(asked_hosts, options.since, options.until, fleet)
+        log_filter = replace(log_filter, since=chosen.first, until=chosen.last)
         mask = make_mask(inventory, run, console)
         view = _make_view(run, asked_hosts, late, log_filter, inventory, fleet, mask, console)
         notify = inventory.notify

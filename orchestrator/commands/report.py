@@ -20,10 +20,11 @@ from ..hosts.fleet import Fleet
 from ..hosts.session import Refused
 from ..inventory.model import Host, Inventory
 from ..node.serve.figures import SIGNS
+from ..output import span
 from ..output.lines import Line, Mask, rfc3339
 from ..output.pipeline import Sink
 from ..runs import diagnose, recent, registry
-from ..runs.follow import LogFilter, View, clock_ahead
+from ..runs.follow import LogFilter, View, clock_ahead, span_by_clock_of
 from ..ui import html
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_failures
 from .report_data import PRIVATE, first_failure, make
@@ -42,8 +43,11 @@ def report(
     as_json: bool,
     *,
     opens: bool = False,
+    since: str | None = None,
+    until: str | None = None,
 ) -> int:
     """`opens`: show the page in the browser."""
+    span.parse(since, until, time.time())  # a slip is reported before any host is asked
     if opens and as_json and not output:
         raise UsageError("--open needs the page, which --json does not write without -o FILE.html")
     if output and Path(output).suffix.lower() not in ("", ".htm", ".html"):
@@ -62,7 +66,10 @@ def report(
         if not any(record.run and record.spec for record in records.values()):
             raise UnreachableError(f"no host has a record of run {run.run_id}; nothing was written")
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session), "reading its clock").done
-        figures = _read_lines(fleet, of_run, run, LogFilter(follow=False, grep=FIGURES), mask)
+        by_name = {host.name: host for host in inventory.machines}
+        chosen = span_by_clock_of([by_name[name] for name in records], since, until, fleet)
+        in_span = LogFilter(follow=False, since=chosen.first, until=chosen.last)
+        figures = _read_lines(fleet, of_run, run, replace(in_span, grep=FIGURES), mask)
         first = first_failure(run, records)
         last_lines: list[Line] = []
         if first and first.rank is not None:
@@ -70,11 +77,10 @@ def report(
             rank_lines = _read_lines(fleet, of_run, run, log_filter, mask)
             last_lines = [line for line in rank_lines if line.attempt == run.attempt]
         tail = max(4, min(LOG_LINES_OF_STREAM, LOG_LINES // (2 * run.ranks + len(of_run))))
-        log = _read_lines(fleet, of_run, run, LogFilter(follow=False, tail=tail), mask)
-        by_name = {host.name: host for host in inventory.machines}
+        log = _read_lines(fleet, of_run, run, replace(in_span, tail=tail), mask)
         diagnosis = diagnose.gather_and_diagnose(run.run_id, run.parts, run.nodes, by_name, fleet, mask).as_dict()
     data = replace(
-        make(run, records, clocks, figures, last_lines, diagnosis, mask, log),
+        make(run, records, clocks, figures, last_lines, diagnosis, mask, log, chosen),
         reproduce=_reproduce(run, inventory, mask),
         written_at=rfc3339(time.time()),
         version=__version__,

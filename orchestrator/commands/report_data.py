@@ -13,6 +13,7 @@ from ..answers.runs import FirstFailure, Part
 from ..hosts import claims
 from ..node.serve.figures import figures as figures_in
 from ..output.lines import Line, Mask, presentable, rfc3339
+from ..output.span import ALL, Span
 from ..runs import registry, timeline
 from .describe import describe_commit
 
@@ -42,7 +43,7 @@ class Report:
     hosts: tuple[Mapping[str, Any], ...]
     """`{"host", "state", "exit_code", "signal", "nproc", "versions"}`."""
     training: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]]
-    """`loss`, `rate` and `step_time`: attempt and rank -> (step, or seconds if there is no step; value)."""
+    """`loss`, `rate` and `step_time`: attempt and rank -> (step, or seconds if no rank printed steps; value)."""
     diagnosis: Mapping[str, Any]
     """As `diagnose --json`: `{"findings": [...], "consequences": [...]}`."""
     slow_ranks: tuple[Mapping[str, Any], ...]
@@ -62,6 +63,11 @@ class Report:
     written_at: str = ""
     version: str = ""
     """Of ddp-orch."""
+    last_step: float | None = None
+    """The newest step that a rank has printed; None: no rank printed steps."""
+    since: str | None = None
+    """If set, `training`, `machines` and `log` begin there, and end at `until`."""
+    until: str | None = None
 
 
 def make(
@@ -73,16 +79,19 @@ def make(
     diagnosis: Mapping[str, Any],
     mask: Mask,
     log: Sequence[Line] = (),
+    span: Span = ALL,
 ) -> Report:
     """Put the report together. Pure.
 
     `records` by host, that of the head first. `clocks`: seconds that the clock of a host is ahead of ours. `figures`:
     lines that may contain figures. `last_lines`: of the rank that failed first. `log`: the last lines of each rank.
+    `span`: that of `figures`, and of the load of the machines, by the clock of the head.
     """
     head, spec = next((record, record.spec) for record in records.values() if record.run and record.spec)
     entries = timeline.entries(head.events, [node.host for node in spec.nodes])
     began = entries[0].at if entries else min((line.at for line in figures), default=0.0)
-    training = _training(figures, began)
+    values = _figures(figures)
+    training = _training(values, began)
     first = first_failure(run, records)
     return Report(
         run_id=run.run_id,
@@ -112,10 +121,13 @@ def make(
         training=training,
         diagnosis=_mask_texts(diagnosis, mask),
         slow_ranks=_slow_ranks(training["step_time"], {_series(line): line.host for line in figures}),
-        machines=_machines(records, clocks, began),
+        machines=_machines(records, clocks, began, span),
         config=_config(spec, mask),
         log=_log(log, mask),
         commit=describe_commit(spec.code) if isinstance(spec.code, Mapping) else "",
+        last_step=_last_step(values),
+        since=None if span.first is None else rfc3339(span.first),
+        until=None if span.last is None else rfc3339(span.last),
     )
 
 
@@ -179,16 +191,37 @@ def _describe_host(name: str, record: Record, run: Part, spec: Spec, mask: Mask)
     }
 
 
-def _training(figures: Sequence[Line], began: float) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
+def _figures(lines: Sequence[Line]) -> list[tuple[Line, dict[str, float]]]:
+    """The lines of ranks, each with the figures in it that are numbers."""
+    return [
+        (line, {name: value for name, value in figures_in(line.text).items() if math.isfinite(value)})
+        for line in lines
+        if line.rank is not None
+    ]
+
+
+def _last_step(figures: Sequence[tuple[Line, Mapping[str, float]]]) -> float | None:
+    steps = [(line.attempt, line.at, values["step"]) for line, values in figures if "step" in values]
+    return max(steps)[2] if steps else None
+
+
+def _training(
+    figures: Sequence[tuple[Line, Mapping[str, float]]], began: float
+) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
+    """If ranks print steps, a line without one belongs to the step that its rank has printed last."""
     series: dict[str, dict[str, list[tuple[float, float]]]] = {"loss": {}, "rate": {}, "step_time": {}}
-    for line in figures:
-        if line.rank is None:
-            continue
-        values = figures_in(line.text)
-        x = values.get("step", line.at - began)
+    has_steps = any("step" in values for _, values in figures)
+    steps: dict[str, float] = {}
+    for line, values in figures:
+        key = _series(line)
+        if "step" in values:
+            steps[key] = values["step"]
+        x = steps.get(key) if has_steps else line.at - began
+        if x is None:
+            continue  # before the first step
         for name, ranks in series.items():
-            if name in values and math.isfinite(values[name]):
-                ranks.setdefault(_series(line), []).append((x, values[name]))
+            if name in values:
+                ranks.setdefault(key, []).append((x, values[name]))
     return {name: {key: tuple(points) for key, points in ranks.items()} for name, ranks in series.items()}
 
 
@@ -213,7 +246,7 @@ def _slow_ranks(
 
 
 def _machines(
-    records: Mapping[str, Record], clocks: Mapping[str, float], began: float
+    records: Mapping[str, Record], clocks: Mapping[str, float], began: float, span: Span
 ) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
     names = ("gpu", "gpu_memory", "watts", "cpu", "memory", "received", "sent", "read", "written")
     series: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {name: {} for name in names}
@@ -222,6 +255,8 @@ def _machines(
         ahead = clocks.get(host, 0.0) - first
         points: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
         for before, now in zip([None, *record.samples], record.samples, strict=False):
+            if not span.holds(now.at - ahead):
+                continue
             for name, value in _figures_between(before, now).items():
                 points[name].append((now.at - ahead - began, value))
         for name, host_points in points.items():

@@ -285,9 +285,20 @@ def port_forward(run: str, place: str, local_port: int | None, inventory: str | 
     help="File to write. Default: RUN.html. The data go to RUN.json.",
 )
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
+@click.option(
+    "--since", metavar="T", help="Curves, machines and logs from this time on: 5m (ago), or 2026-01-31T12:00:00Z."
+)
+@click.option("--until", metavar="T", help="Curves, machines and logs up to this time.")
 @JSON
 def report(
-    run: str | None, inventory: str | None, hosts: str | None, output: str | None, opens: bool, as_json: bool
+    run: str | None,
+    inventory: str | None,
+    hosts: str | None,
+    output: str | None,
+    opens: bool,
+    since: str | None,
+    until: str | None,
+    as_json: bool,
 ) -> None:
     """Write an HTML report of RUN (default: the newest run).
 
@@ -296,7 +307,7 @@ def report(
     """
     from . import report as report_command
 
-    sys.exit(report_command.report(run, inventory, hosts, output, as_json, opens=opens))
+    sys.exit(report_command.report(run, inventory, hosts, output, as_json, opens=opens, since=since, until=until))
 
 
 @click.command(cls=Command, short_help="find the first cause of a failure")
@@ -310,9 +321,17 @@ def report(
 )
 @INVENTORY_OF_RUN
 @HOSTS
+@click.option("--since", metavar="T", help="Only failures from this time on: 5m (ago), or 2026-01-31T12:00:00Z.")
+@click.option("--until", metavar="T", help="Only failures up to this time.")
 @JSON
 def diagnose(
-    run: tuple[str, ...], log: tuple[str, ...], inventory: str | None, hosts: str | None, as_json: bool
+    run: tuple[str, ...],
+    log: tuple[str, ...],
+    inventory: str | None,
+    hosts: str | None,
+    since: str | None,
+    until: str | None,
+    as_json: bool,
 ) -> None:
     """Find the first cause of a failure of RUN (default: the newest run), with evidence and a fix.
 
@@ -322,10 +341,10 @@ def diagnose(
     from . import diagnose as diagnose_command
 
     if log:
-        sys.exit(diagnose_command.diagnose_logs([*log, *run], as_json))
+        sys.exit(diagnose_command.diagnose_logs([*log, *run], as_json, since, until))
     if len(run) > 1:
         raise UsageError("give only one RUN; log files come after --log")
-    sys.exit(diagnose_command.diagnose_run(run[0] if run else None, inventory, hosts, as_json))
+    sys.exit(diagnose_command.diagnose_run(run[0] if run else None, inventory, hosts, as_json, since, until))
 
 
 @click.command(cls=Command, short_help="download the outputs of a run")

@@ -10,5 +10,6 @@ folding         folds equal lines of many ranks
 mask            hides secrets
 terminal        tames escape sequences
 console         messages of the program itself
+span            --since and --until
 finding         what `check` and `diagnose` report
 """

@@ -24,6 +24,7 @@ from ..output.finding import Finding
 from ..output.lines import Line
 from ..output.mask import Mask
 from ..output.pipeline import Sink
+from ..output.span import ALL, Span
 from . import kept_back
 from .follow import LogFilter, View
 
@@ -39,15 +40,17 @@ def gather_and_diagnose(
     hosts: Mapping[str, Host],
     fleet: Fleet,
     mask: Mask,
+    span: Span = ALL,
 ) -> Diagnosis:
     """Collect the evidence of all hosts and diagnose it. Hosts that do not answer lower the confidence.
 
     `parts`: the answers of the hosts about the run (registry.py); `nodes`: the node number of each host. `mask`: no
-    line is cut inside of a secret; the caller masks the diagnosis.
+    line is cut inside of a secret; the caller masks the diagnosis. `span`: only failures in it count, by the clock of
+    the head.
     """
     parts = {host: parts[host] for host in nodes if host in parts and host in hosts}
     verdict = claims.verdict_of(parts, nodes)
-    failed = verdict is not None and verdict.state not in ("succeeded", "stopped")
+    failed = verdict is not None and verdict.state not in ("succeeded", "stopped") and _ended_in(span, verdict, parts)
     head = claims.head_of(parts.values())
     first = min(parts, key=lambda host: (nodes[host] != head, nodes[host]), default=None)
     attempt = parts[first].attempt if first is not None else 0
@@ -55,7 +58,7 @@ def gather_and_diagnose(
     if not failed and attempt < 2 and not restarting:
         return Diagnosis((), ())
     run_hosts = [hosts[host] for host in parts]
-    evidence, lines = _gather(run_id, parts, nodes, run_hosts, fleet, mask)
+    evidence, lines = _gather(run_id, parts, nodes, run_hosts, fleet, mask, span)
     same_code = not any(host.workdir for host in run_hosts)
     diagnosis = Diagnosis((), ())
     if verdict is not None and failed:
@@ -68,13 +71,29 @@ def gather_and_diagnose(
         diagnosis = kept_back.explain(diagnosis, run_id) if same_code else diagnosis
         diagnosis = _doubt(diagnosis, _silent_hosts(parts, nodes, evidence), parts, verdict)
     newest_ended = attempt if verdict is None and restarting else attempt - 1
-    ended = sorted({line.attempt for line in lines if line.attempt <= newest_ended})[-MAX_EARLIER_ATTEMPTS:]
+    failed_in_span = {failure.attempt for answer in evidence.values() for failure in answer.failures}
+    known = {line.attempt for line in lines if not span.is_limited or line.attempt in failed_in_span}
+    ended = sorted(number for number in known if number <= newest_ended)[-MAX_EARLIER_ATTEMPTS:]
     earlier = tuple((number, diagnose_earlier_attempt(lines, evidence, number, same_code)) for number in ended)
     return replace(diagnosis, earlier=earlier)
 
 
+def _ended_in(span: Span, verdict: Verdict, parts: Mapping[str, Part]) -> bool:
+    if not span.is_limited:
+        return True
+    ends = [part.ended_at for part in parts.values() if part.ended_at is not None]
+    at = verdict.first_failure.at if verdict.first_failure else min(ends, default=None)
+    return at is None or span.holds(at)
+
+
 def _gather(
-    run_id: str, parts: Mapping[str, Part], nodes: Mapping[str, int], hosts: Sequence[Host], fleet: Fleet, mask: Mask
+    run_id: str,
+    parts: Mapping[str, Part],
+    nodes: Mapping[str, int],
+    hosts: Sequence[Host],
+    fleet: Fleet,
+    mask: Mask,
+    span: Span,
 ) -> tuple[dict[str, Evidence], list[Line]]:
     """The evidence of the hosts, and the last lines of each stream. All times are by the clock of the first host."""
 
@@ -84,12 +103,23 @@ def _gather(
     answers = fleet.each(hosts, ask, "collecting evidence").done
     streams = sum(2 * part.nproc + 1 for part in parts.values())
     fewest, most = LINES_PER_STREAM
-    log_filter = LogFilter(follow=False, tail=max(fewest, min(most, LINES // streams)))
+    tail = max(fewest, min(most, LINES // streams))
+    log_filter = LogFilter(follow=False, tail=tail, since=span.first, until=span.last)
     lines: list[Line] = []
     ranks = claims.ranks_of(parts, nodes)
     view = View(run_id, hosts, log_filter, fleet, lambda _: None, ranks=ranks, kept=True, mask=mask)
     view.run(Sink(lines.extend))
-    return {host: _shift_clock(answer, view.ahead.get(host, 0.0)) for host, answer in answers.items()}, lines
+    shifted = {host: _shift_clock(answer, view.ahead.get(host, 0.0)) for host, answer in answers.items()}
+    return {host: _limit(answer, span) for host, answer in shifted.items()}, lines
+
+
+def _limit(answer: Evidence, span: Span) -> Evidence:
+    return replace(
+        answer,
+        failures=tuple(failure for failure in answer.failures if span.holds(failure.at)),
+        kernel=tuple(line for line in answer.kernel if span.holds(line.at)),
+        finished=tuple(end for end in answer.finished if span.holds(end.at)),
+    )
 
 
 def _shift_clock(answer: Evidence, ahead: float) -> Evidence:

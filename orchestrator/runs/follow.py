@@ -18,6 +18,8 @@ from ..inventory.model import Host
 from ..output.intake import Intake
 from ..output.mask import Mask
 from ..output.pipeline import Pipeline, Stage
+from ..output.span import ALL, Span
+from ..output.span import parse as parse_span
 from .readers import Away, Back, CaughtUp, Clock, Data, Ended, Event, Readers, WithoutGuard
 
 MIN_PAUSE, MAX_PAUSE = 0.02, 1.0  # s between two turns of the loop that shows lines
@@ -62,6 +64,17 @@ def clock_ahead(session: Session) -> float:
         if round_trip < shortest:
             shortest, ahead = round_trip, clock - (asked_at + round_trip / 2)
     return ahead if abs(ahead) > max(MIN_CLOCK_DIFFERENCE, shortest / 2) else 0.0
+
+
+def span_by_clock_of(hosts: Sequence[Host], since: str | None, until: str | None, fleet: Fleet) -> Span:
+    """The span of both options by the clock of the first host: `5m` is relative to now, even if that clock is wrong.
+
+    Raises UsageError.
+    """
+    if since is None and until is None:
+        return ALL
+    ahead = fleet.each(hosts[:1], lambda _, session: clock_ahead(session)).done
+    return parse_span(since, until, time.time() + next(iter(ahead.values()), 0.0))
 
 
 # --- one host

@@ -74,6 +74,10 @@ NAVIGATION = (
     '<nav><a href="#training">Training</a><a href="#timeline">Timeline</a><a href="#machines">Machines</a>'
     '<a href="#command">Command</a><a href="#hosts">Hosts</a><a href="#logs">Logs</a></nav>'
 )
+NO_FIGURES = (
+    '<p class="none">The ranks printed no figures that ddp-orch knows, such as <code>step 120 loss 2.31</code> or a '
+    "progress bar of tqdm.</p>"
+)
 MAX_LINES = 8  # of a chart; with more, it shows the highest, the median and the lowest
 _SERIES = re.compile(r"attempt (\d+), rank (\d+)")  # a name of a line in Report.training
 MACHINES = {
@@ -94,6 +98,7 @@ def render(report: Mapping[str, Any]) -> str:
     title = report["name"] if report["name"] == report["run_id"] else f"{report['name']} ({report['run_id']})"
     state = escape(report["state"])
     training = _with_throughput(report["training"])
+    x_name = "step" if report["last_step"] is not None else "seconds"
     parts = [
         f'{HEAD}; {log_section.POLICY}">',
         f"<title>{escape(title)}: {state}</title><style>{STYLE}{log_section.STYLE}</style></head><body>",
@@ -103,14 +108,15 @@ def render(report: Mapping[str, Any]) -> str:
         _attempts(report),
         NAVIGATION,
         _first_failure(report),
+        _span(report),
         '<h2 id="training">Training</h2>',
-        _charts(training, TRAINING, "step"),
-        _heat_map(report["training"]["step_time"]),
+        _charts(training, TRAINING, x_name) or NO_FIGURES,
+        _heat_map(report["training"]["step_time"], x_name),
         _slow(report["slow_ranks"]),
         '<h2 id="timeline">Timeline</h2>',
         _timeline(report["timeline"]),
         '<h2 id="machines">Machines</h2>',
-        _charts(report["machines"], MACHINES, "seconds"),
+        _charts(report["machines"], MACHINES, "seconds") or '<p class="none">no data</p>',
         bands.use_map("GPU utilisation of each host", report["machines"]["gpu"], "seconds"),
         '<h2 id="command">Command</h2>',
         _command(report),
@@ -126,6 +132,15 @@ def render(report: Mapping[str, Any]) -> str:
         "</body></html>\n",
     ]
     return "\n".join(parts)
+
+
+def _span(report: Mapping[str, Any]) -> str:
+    """The time that the page is limited to."""
+    times = {word: report[key] for word, key in (("from", "since"), ("to", "until")) if report[key]}
+    if not times:
+        return ""
+    words = " ".join(f"{word} {time[:19].replace('T', ' ')}" for word, time in times.items())
+    return f"<p>Training, machines and logs: {escape(words)} (UTC)</p>"
 
 
 def _command(report: Mapping[str, Any]) -> str:
@@ -189,7 +204,9 @@ def _host_row(host: Mapping[str, Any]) -> Sequence[Any]:
 def _tiles(report: Mapping[str, Any], training: Mapping[str, Any]) -> str:
     """The figures that a reader wants first."""
     ended = f"{report['ended_at'][:19].replace('T', ' ')}" if report["ended_at"] else "not finished yet"
-    loss, step = _newest(training["loss"])
+    newest_loss = _newest(training["loss"])
+    step = report["last_step"]
+    loss_name = "last loss" if step is not None or newest_loss is None else f"last loss, after {newest_loss[0]:.0f} s"
     rates = list(training["throughput"].values())
     tiles = {
         "started (UTC)": report["started_at"][:19].replace("T", " "),
@@ -198,8 +215,8 @@ def _tiles(report: Mapping[str, Any], training: Mapping[str, Any]) -> str:
         "attempts": str(report["attempts"]),
         "hosts": str(len(report["hosts"])),
         "ranks": str(report["ranks"]),
-        "last step": step,
-        "last loss": loss,
+        "last step": "" if step is None else f"{step:g}",
+        loss_name: "" if newest_loss is None else f"{newest_loss[1]:.4g}",
         "samples/s": short(rates[-1][-1][1]) if rates else "",
         "GPU hours": _gpu_hours(report),
         "started by": report["by"],
@@ -233,12 +250,12 @@ def _seconds(report: Mapping[str, Any]) -> float | None:
     return max(0.0, (end - start).total_seconds())
 
 
-def _newest(losses: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[str, str]:
-    """The last loss of the first rank of the last attempt, and its step."""
+def _newest(losses: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
+    """The step, or the seconds, and the last loss of the first rank of the last attempt."""
     for points in reversed(list(_by_attempt(losses).values())):
         x, y = points[min(points)][-1]
-        return f"{y:.4g}", f"{x:g}"
-    return "", ""
+        return x, y
+    return None
 
 
 def _by_attempt(series: Mapping[str, Any]) -> dict[int, dict[int, Any]]:
@@ -301,9 +318,7 @@ def _finding(finding: Mapping[str, Any]) -> str:
 
 def _charts(series: Mapping[str, Any], titles: Mapping[str, str], x_name: str) -> str:
     shown = [chart(title, _few(series[name]), x_name) for name, title in titles.items() if series[name]]
-    if not shown:
-        return '<p class="none">no data</p>'
-    return f'<div class="charts">{"".join(shown)}</div>'
+    return f'<div class="charts">{"".join(shown)}</div>' if shown else ""
 
 
 def _few(lines: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -325,14 +340,14 @@ def _few(lines: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _heat_map(step_times: Mapping[str, Any]) -> str:
+def _heat_map(step_times: Mapping[str, Any], x_name: str) -> str:
     """The step times of the attempt with the most of them."""
     groups = _by_attempt(step_times)
     if not groups:
         return ""
     attempt, ranks = max(groups.items(), key=lambda item: sum(map(len, item[1].values())))
     title = "step time of each rank" + (f" in attempt {attempt}" if len(groups) > 1 else "")
-    return bands.heat_map(title, ranks, "step")
+    return bands.heat_map(title, ranks, x_name)
 
 
 def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:

@@ -54,6 +54,34 @@ def test_a_log_may_come_on_stdin() -> None:
     assert result.stdout.startswith("first cause: cuda-oom")
 
 
+LATER = """\
+2026-11-22 10:00:00,000 step 1 loss 2.0
+2026-11-22 10:00:01,000 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+2026-11-22 11:00:00,000 step 1 loss 2.0
+2026-11-22 11:00:01,000 RuntimeError: the size of tensor a (3) must match the size of tensor b (4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--until", "2026-11-22T10:30:00Z"), "cuda-oom"),
+        (("--since", "2026-11-22T10:30:00Z"), "shape-mismatch"),
+        (("--since", "2026-11-22T11:30:00Z"), None),
+    ],
+)
+def test_of_a_log_only_the_time_that_was_asked_for_is_diagnosed(options: tuple[str, ...], code: str | None) -> None:
+    findings = json.loads(orch("--json", *options, "--log", "-", text=LATER).stdout)["findings"]
+    assert [finding["code"] for finding in findings[:1]] == ([code] if code else [])
+
+
+def test_a_log_without_times_cannot_be_limited_to_a_time() -> None:
+    result = orch("--since", "5m", "--log", "-", text="RuntimeError: no times here\n")
+    assert result.returncode == 2 and "--since" in result.stderr
+    turned = orch("--since", "5m", "--until", "10m", "--log", "-", text=LATER)
+    assert turned.returncode == 2 and "--until 10m" in turned.stderr
+
+
 def test_a_log_that_cannot_be_read_is_2(tmp_path: Path) -> None:
     result = orch("--log", str(tmp_path / "nosuch.log"))
     assert result.returncode == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from fake_relay import A_RUN, Dialer, Relay, part_of
 
 from orchestrator.diagnosis.rendering import hide_secrets
@@ -14,6 +15,7 @@ from orchestrator.inventory.model import parse
 from orchestrator.node.serve import wire
 from orchestrator.output.lines import LINE_LIMIT
 from orchestrator.output.mask import Mask
+from orchestrator.output.span import Span
 from orchestrator.runs import diagnose
 
 HOSTS = {host.name: host for host in parse("hosts: [a, b]", "inventory.yaml").hosts}
@@ -34,6 +36,30 @@ def test_a_failed_run_with_an_idle_spare_is_diagnosed() -> None:
     found = diagnose.gather_and_diagnose(FAILED["run_id"], parts, {"a": 0, "b": 1}, HOSTS, fleet, Mask())
     fleet.close()
     assert [(finding.hosts, finding.rank) for finding in found.findings] == [(("a",), 0)]
+
+
+@pytest.mark.parametrize(
+    ("span", "codes"),
+    [
+        (Span(), ["worker-segfault"]),
+        (Span(since=4.0), ["worker-segfault"]),
+        (Span(until=4.0), []),
+        (Span(since=6.0), []),
+    ],
+)
+def test_a_failure_outside_of_the_time_that_was_asked_for_is_left_out(span: Span, codes: list[str]) -> None:
+    failure = {**FAILURE, "what": "rank 0: killed by SIGSEGV", "exit_code": None, "signal": "SIGSEGV"}
+    verdict = {**VERDICT, "first_failure": {**failure, "host": "a", "node": 0}}
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        known = {"failures": [failure], "kernel": [], "oom_kills": 0, "dumps": []}
+        relay.result(request, known if request["op"] == "evidence" else {"run": None})
+
+    fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    parts = {"a": part_of(**{**FAILED, "verdict": verdict})}
+    found = diagnose.gather_and_diagnose(FAILED["run_id"], parts, {"a": 0}, HOSTS, fleet, Mask(), span)
+    fleet.close()
+    assert [finding.code for finding in found.findings] == codes
 
 
 def test_a_secret_at_the_end_of_what_is_shown_of_a_long_line_is_in_one_piece() -> None:

@@ -324,6 +324,13 @@ def test_the_tail_of_a_stream_begins_with_a_line(
             break
 
 
+def test_the_tail_may_end_before_the_end_of_the_stream(tmp_path: Path, pipe: Pipe) -> None:
+    write(tmp_path, pipe, TEXT, b"later\n" * 9).close()
+    parts = journal.segments(str(tmp_path))[STREAM]
+    assert (TEXT + b"later\n")[journal_reader.last_lines(parts, 2, len(TEXT)) :] == b"ccc\ndddd\nlater\n"
+    assert journal_reader.last_lines(parts, 0, len(TEXT)) == len(TEXT)
+
+
 # --- no more than may be kept
 
 

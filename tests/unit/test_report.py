@@ -21,6 +21,7 @@ from orchestrator.answers.recorded import Record
 from orchestrator.commands import report, report_data
 from orchestrator.errors import UsageError
 from orchestrator.output.lines import Line, Mask
+from orchestrator.output.span import Span
 from orchestrator.runs.registry import Run
 from orchestrator.ui import bands, html
 from orchestrator.ui.svg import MAX_POINTS, chart
@@ -228,6 +229,55 @@ def test_a_run_of_which_little_is_known_has_a_report_too() -> None:
     made = make(known, "running", {}, [], [], {"findings": [], "consequences": []}, Mask())
     text = html.render(asdict(made))
     assert "not finished yet" in text and "no data" in text
+
+
+def tiles(made: report_data.Report) -> dict[str, str]:
+    page = html.render(asdict(made))
+    return {name: text for text, name in re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page)}
+
+
+def of_lines(*texts: str) -> report_data.Report:
+    """The report of a run of which rank 0 has printed these lines, one per second."""
+    lines = [Line(1001.0 + number, "gpu-0", 0, "stdout", 1, text) for number, text in enumerate(texts)]
+    return make(records(), "failed", {}, lines, [], DIAGNOSIS, Mask())
+
+
+def test_the_last_step_is_that_of_any_line() -> None:
+    made = of_lines("step 1 loss 3", "step 2 loss 2", "step 3 lr 0.1")
+    shown = tiles(made)
+    assert (shown["last step"], shown["last loss"]) == ("3", "2")
+    assert "after" not in " ".join(shown)
+
+
+def test_without_steps_the_page_names_none_and_its_curves_are_by_time() -> None:
+    made = of_lines("loss 3.5", "loss 2.25")
+    shown = tiles(made)
+    assert made.last_step is None and "last step" not in shown
+    assert shown["last loss, after 2 s"] == "2.25"
+    assert made.training["loss"]["attempt 1, rank 0"] == ((1.0, 3.5), (2.0, 2.25))
+    training = html.render(asdict(made)).partition('id="training"')[2].partition('id="timeline"')[0]
+    assert "seconds" in training and "by step" not in training
+
+
+def test_a_line_without_a_step_belongs_to_the_step_before() -> None:
+    made = of_lines("loss 9", "step 10", "loss 3", "step 20 loss 2")
+    assert made.training["loss"]["attempt 1, rank 0"] == ((10, 3), (20, 2))
+
+
+def test_where_ranks_print_no_figures_the_page_says_which_would_be_shown() -> None:
+    page = html.render(asdict(of_lines("hello")))
+    assert "<code>step 120 loss 2.31</code>" in page and "last step" not in page and "last loss" not in page
+
+
+def test_a_report_of_a_part_of_the_time_says_which() -> None:
+    made = make(records(), "failed", {}, [], [], DIAGNOSIS, Mask(), (), Span(since=1010.0, until=1020.0))
+    assert [at for at, _ in made.machines["gpu"]["gpu-0"]] == [10.0, 20.0]
+    assert made.machines["cpu"]["gpu-1"][0] == (10.0, 10.0)  # since the sample before that time
+    assert (made.since, made.until) == ("1970-01-01T00:16:50.000000Z", "1970-01-01T00:17:00.000000Z")
+    assert made.timeline  # of the whole run
+    page = html.render(asdict(made))
+    assert "from 1970-01-01 00:16:50 to 1970-01-01 00:17:00" in page
+    assert "1970-01-01 00:16:50" not in html.render(asdict(replace(made, since=None, until=None)))
 
 
 def test_of_a_long_line_the_peaks_are_kept() -> None:

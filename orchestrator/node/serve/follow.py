@@ -147,7 +147,9 @@ def _begin(arguments: Dict[str, Any], stream: journal.Stream, parts: List[journa
     if arguments["since"] is not None:
         offset = journal_reader.line_start(parts, journal_reader.first_since(parts, arguments["since"]))
     if arguments["tail"] is not None:
-        offset = max(offset, journal_reader.last_lines(parts, arguments["tail"]))
+        until = arguments["until"]
+        end = None if until is None else journal_reader.first_since(parts, until + 1)
+        offset = max(offset, journal_reader.last_lines(parts, arguments["tail"], end))
     return offset
 
 

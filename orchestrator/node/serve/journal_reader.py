@@ -5,7 +5,7 @@ import os
 import sys
 from array import array
 from bisect import bisect_right
-from typing import Iterator, List, NamedTuple, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 from ..recorder.journal import RECORD, Segment
 
@@ -132,9 +132,13 @@ def first_since(parts: List[Segment], at: int) -> int:
     return end
 
 
-def last_lines(parts: List[Segment], lines: int) -> int:
-    """The offset at which the last `lines` lines of a stream begin. A last line without a newline is one too."""
-    end = max(segment.start + size(segment) for segment in parts)
+def last_lines(parts: List[Segment], lines: int, end: Optional[int] = None) -> int:
+    """The offset at which the last `lines` lines before `end` begin; None: of the whole stream.
+
+    A last line without a newline is one too.
+    """
+    if end is None:
+        end = max(segment.start + size(segment) for segment in parts)
     if lines == 0:
         return end
     starts = (start for start in _line_starts(parts, end) if start < end)
