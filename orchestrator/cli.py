@@ -18,7 +18,17 @@ import click
 from . import __version__
 from .commands import change_commands, deprecated, hints, run_commands
 from .commands.exit_codes import guarded, hush_stdout
-from .commands.options import HOSTS, INVENTORY_OF_RUN, JSON, RUN, Command, CommandWithArgs, Program, inventory
+from .commands.options import (
+    HOSTS,
+    INVENTORY_OF_RUN,
+    JSON,
+    RUN,
+    Command,
+    CommandWithArgs,
+    Program,
+    inventory,
+    inventory_of_any_run,
+)
 from .errors import UsageError
 
 
@@ -212,19 +222,36 @@ def doctor(run: str | None, inventory: str | None, output: str | None) -> None:
     is_flag=True,
     help="Run CMD in the environment of the ranks: after `setup`, with the folder of `python` on the PATH.",
 )
+@click.option("--stream", is_flag=True, help="Show each line as it comes, also equal ones of several hosts.")
 @JSON
-def exec_(inventory: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> None:
+def exec_(
+    inventory: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, stream: bool, as_json: bool
+) -> None:
     """Run CMD on every host. Show identical output once. Exit with the highest exit code of CMD on any host.
 
     If CMD is a single argument, the login shell of the host runs it: `ddp-orch exec -- 'nproc; free -g'`. If CMD has
-    several arguments, it runs without a shell. Ctrl-C stops CMD on all hosts. ddp-orch shows at most 16 MiB of output
-    of each host.
+    several arguments, it runs without a shell. Ctrl-C stops CMD on all hosts. Without --stream, the output is shown
+    when all hosts have finished, at most 16 MiB of each host; on a terminal, you see the newest line of each before.
     """
     from .commands import exec as exec_command
 
     if not command:
         raise UsageError(hints.no_command(inventory))
-    sys.exit(exec_command.execute(inventory, command, hosts, setup, as_json))
+    sys.exit(exec_command.execute(inventory, command, hosts, setup, as_json, stream))
+
+
+@cli.command(short_help="list the GPUs of all hosts and who uses them")
+@inventory_of_any_run
+@HOSTS
+@JSON
+def gpus(inventory: str | None, hosts: str | None, as_json: bool) -> None:
+    """List the GPUs of all hosts: memory, use, temperature, and which run, or whose process, uses them.
+
+    Asks nvidia-smi on each host. Needs no run and no Python with torch.
+    """
+    from .commands import gpus as gpus_command
+
+    sys.exit(gpus_command.gpus(inventory, hosts, as_json))
 
 
 @cli.command(cls=CommandWithArgs, short_help="measure how training scales with the number of hosts")

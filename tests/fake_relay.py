@@ -110,6 +110,9 @@ class Relay:
     def stderr(self) -> bytes:
         return b""
 
+    def listen_to_stderr(self, take: Callable[[bytes], None]) -> None:
+        pass
+
     def exit_status(self, timeout: float) -> int | None:
         return None
 

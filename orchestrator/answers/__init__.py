@@ -13,6 +13,7 @@ prepare    `prepare`, `start`, `abort` and `notify`
 runs       `list`
 attach     `attach`
 recorded   `record` (for `report`) and `sample` (for `top`)
+gpus       `gpus`
 evidence   `evidence` and `paths`
 ends       `stop`, `force` and `stale`
 drain      `drain`

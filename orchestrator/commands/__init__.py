@@ -45,6 +45,8 @@ check         `check`
 check_text    what it prints for people
 setup         `setup`
 exec          `exec`
+live_output   what it shows while the command runs
+gpus          `gpus`
 bench         `bench`
 notify        `notify`
 """

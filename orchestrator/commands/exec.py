@@ -9,37 +9,56 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from ..errors import Interrupted, OrchError
+from ..errors import Interrupted, OrchError, UsageError
 from ..hosts.bootstrap import login_bash
-from ..hosts.fleet import Output, each, fold_failures, reasons
+from ..hosts.fleet import NO_PROGRESS, Output, each, fold_failures, reasons
 from ..inventory.model import Host
 from ..output.console import Console, fold, fold_messages, size
 from ..output.terminal import tame
 from ..ssh.dialer import quote
 from .context import load_inventory, open_fleet, stderr_console
+from .live_output import LiveOutput, NewestLine, Stream
 
 
-def execute(path: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool) -> int:
+def execute(
+    path: str | None, command: tuple[str, ...], hosts: str | None, setup: bool, as_json: bool, stream: bool = False
+) -> int:
+    """`stream`: print each line as it comes."""
+    if stream and as_json:
+        raise UsageError("--stream and --json cannot be combined")
     console = stderr_console()
     inventory = load_inventory(path, hosts)
     machines = inventory.hosts or inventory.machines  # the witness only if no other host is selected
     outputs: dict[str, Output] = {}
     with open_fleet(inventory) as fleet:
+        fleet.prepare(machines)
+        shown = Stream(console, len(machines)) if stream else None
+        live: LiveOutput = shown or NewestLine(fleet.progress)
 
         def run(host: Host) -> None:
-            outputs[host.name] = fleet.run_on(host, _shell_line(host, command, setup))
+            try:
+                line = _shell_line(host, command, setup)
+                output = fleet.run_on(host, line, lambda name, data: live.take(host.name, name, data))
+            finally:
+                live.end(host.name)
+            outputs[host.name] = Output(output.status, "", "") if stream else output
 
-        fleet.prepare(machines)
+        progress = NO_PROGRESS if stream else fleet.progress
+        enough = None if shown is None else lambda _: shown.is_broken
         try:
-            failed = dict(each(machines, run, fleet.parallel, fleet.progress, "running").failed)
+            failed = dict(each(machines, run, fleet.parallel, progress, "running", enough=enough).failed)
+            if shown is not None and shown.is_broken:
+                raise BrokenPipeError
         except KeyboardInterrupt:  # show the output of the hosts that have finished, even if one hangs
             finished = dict(outputs)
             still_running = fleet.end_commands()
             stopped = {
                 host.name: _interrupted(host.name, still_running) for host in machines if host.name not in finished
             }
+            console.status("")
             _print_results(finished, stopped, console, as_json)
             raise
+    console.status("")
     outputs = {host.name: outputs[host.name] for host in machines if host.name in outputs}
     _print_results(outputs, failed, console, as_json)
     codes = [output.status for output in outputs.values()] + [error.exit_code for error in failed.values()]

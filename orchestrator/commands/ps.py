@@ -15,12 +15,11 @@ from ..inventory.advice import command
 from ..inventory.model import Host
 from ..output.console import Console, fold, number_of
 from ..output.lines import parse_time, rfc3339
-from ..output.terminal import tame
 from ..runs import registry
+from ..ui.text_table import print_table
 from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_missing
 
 ID_WIDTH = 20  # characters of a run id
-PIPE_WIDTH = 1000  # columns without a terminal, so that nothing is cut
 
 
 def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
@@ -131,21 +130,8 @@ def _print_warm(warm: Mapping[str, Sequence[WarmPython]]) -> None:
 
 
 def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    from rich.console import Console as Rich
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in rows[0]:
-        if column in ("NAME", "ATTEMPT") and not any(row[column] for row in rows):
-            continue  # empty for all runs
-        is_fixed = column not in ("NAME", "SCRIPT", "HOSTS", "PYTHON", "MODULES")
-        min_width = ID_WIDTH if column == "RUN" else None
-        table.add_column(column, no_wrap=is_fixed, min_width=min_width, overflow="ellipsis" if is_fixed else "fold")
-    for row in rows:
-        cells = [" ".join(tame(row[str(column.header)], colour=False).split()) for column in table.columns]
-        table.add_row(*map(Text, cells))  # Text, because what hosts send is not markup
-    Rich(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    wrapped = ("NAME", "SCRIPT", "HOSTS", "PYTHON", "MODULES")
+    print_table(rows, wrapped=wrapped, optional=("NAME", "ATTEMPT"), widths={"RUN": ID_WIDTH})
 
 
 def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[str, str]:

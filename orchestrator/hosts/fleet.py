@@ -10,6 +10,7 @@ import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -196,11 +197,19 @@ class _Command:
     pipe: Pipe | None = None
 
 
-def _output(name: str, pipe: Pipe) -> Output:
+Listener = Callable[[str, bytes], None]
+"""Gets the name of a stream, stdout or stderr, and what a command has written to it. Other threads call it."""
+
+
+def _output(name: str, pipe: Pipe, listener: Listener | None) -> Output:
     """Raises UnreachableError."""
     kept = bytearray()
     size = 0
+    if listener is not None:
+        pipe.listen_to_stderr(partial(listener, "stderr"))
     while data := pipe.recv(1 << 16, None):
+        if listener is not None:
+            listener("stdout", data)
         size += len(data)
         kept += data[: MAX_OUTPUT - len(kept)]
     status = pipe.exit_status(EXEC_STATUS_WINDOW)
@@ -313,8 +322,11 @@ class Fleet:
         progress = self.progress if doing else NO_PROGRESS
         return each(hosts, lambda host: self.run_on(host, command(host)), self.parallel, progress, doing)
 
-    def run_on(self, host: Host, command: str) -> Output:
-        """As `run`, on one host, over a connection of its own. Raises UnreachableError."""
+    def run_on(self, host: Host, command: str, listener: Listener | None = None) -> Output:
+        """As `run`, on one host, over a connection of its own. Raises UnreachableError.
+
+        `listener`: gets all output as it comes.
+        """
         connection = self._dialer.connect(host)
         started = _Command(host.name)
         try:
@@ -325,7 +337,7 @@ class Fleet:
                     self._commands.append(started)
                 started.pipe = pipe = connection.open(command, EXEC_START_WINDOW)
             pipe.close_write()
-            return _output(host.name, pipe)
+            return _output(host.name, pipe, listener)
         finally:
             with started.busy:
                 connection.close()

@@ -11,6 +11,7 @@ LIMITS: Mapping[str, float] = {
     # until the answer; each exceeds the sum of the limits of its parts in the node program
     "probe": 180.0,  # 60 s for `setup` and the python
     "find_image": 120.0,  # 20 s for each engine
+    "gpus": 60.0,  # 30 s of nvidia-smi
     "dial": 300.0,  # bandwidth and latency to every target
     "prepare": 300.0,  # copies the code, removes old runs
     "start": 120.0,
@@ -37,6 +38,7 @@ WAITS_FOR_FILES = "a file server or a disk (try `df` there)"
 WAITS_FOR: Mapping[str, str] = {
     "probe": f"`setup`, python, {WAITS_FOR_FILES}",
     "dial": "the network between the hosts",
+    "gpus": "the NVIDIA driver (try `nvidia-smi` there)",
     "start": "its guard",
     "stop": f"processes that hang in the kernel, {WAITS_FOR_FILES}",
     "notify": "the webhook, the mail server or the command",

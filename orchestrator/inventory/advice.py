@@ -15,7 +15,7 @@ from .run_ids import RUN_NAME
 from .sources import reference
 from .text_files import STDIN
 
-POSITIONAL = frozenset(("bench", "check", "config", "exec", "notify", "prune", "ps", "setup", "trust", "up"))
+POSITIONAL = frozenset(("bench", "check", "config", "exec", "gpus", "notify", "prune", "ps", "setup", "trust", "up"))
 """Commands that have INVENTORY as an argument; the others have -i."""
 
 AGAIN = "< INVENTORY"

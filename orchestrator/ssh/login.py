@@ -13,6 +13,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import fabric
@@ -142,6 +143,9 @@ class SshPipe:
 
     def stderr(self) -> bytes:
         return self._tail.value()
+
+    def listen_to_stderr(self, take: Callable[[bytes], None]) -> None:
+        self._tail.listen(take)
 
     def exit_status(self, timeout: float) -> int | None:
         deadline = time.monotonic() + timeout

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -116,6 +116,9 @@ class Pipe(Protocol):
     def stderr(self) -> bytes:
         """The last `STDERR_KEPT` bytes of the command's stderr so far. It is drained even if it is never read."""
 
+    def listen_to_stderr(self, take: Callable[[bytes], None]) -> None:
+        """Have `take` called with the stderr of the command so far, and, in another thread, with all that follows."""
+
     def exit_status(self, timeout: float) -> int | None:
         """The command's exit status, or `None` if it is not known within `timeout` seconds.
 
@@ -154,9 +157,19 @@ class Tail:
         self._chunks: deque[bytes] = deque()
         self._size = 0
         self._lock = threading.Lock()
+        self._take: Callable[[bytes], None] | None = None
+
+    def listen(self, take: Callable[[bytes], None]) -> None:
+        """As `Pipe.listen_to_stderr`."""
+        with self._lock:
+            self._take = take
+            if self._chunks:
+                take(b"".join(self._chunks))
 
     def add(self, data: bytes) -> None:
         with self._lock:
+            if self._take is not None:
+                self._take(data)
             self._chunks.append(data)
             self._size += len(data)
             while self._size - len(self._chunks[0]) >= self._limit:
@@ -263,6 +276,9 @@ class LocalPipe:
 
     def stderr(self) -> bytes:
         return self._tail.value()
+
+    def listen_to_stderr(self, take: Callable[[bytes], None]) -> None:
+        self._tail.listen(take)
 
     def exit_status(self, timeout: float) -> int | None:
         deadline = time.monotonic() + timeout

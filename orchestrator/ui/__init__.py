@@ -1,6 +1,7 @@
 """Progress on a terminal, and the HTML and SVG of a report.
 
 progress  the progress of work on many hosts
+text_table  a table of plain rows
 host_table  a table of hosts (`check`)
 html      a report as one HTML file
 log_section  its log, with a search field

@@ -53,6 +53,12 @@ GPU = """\
 \t\t\t<free>80000 MiB</free>
 \t\t</fb_memory_usage>
 \t\t<compute_mode>{compute_mode}</compute_mode>
+\t\t<utilization>
+\t\t\t<gpu_util>{busy} %</gpu_util>
+\t\t</utilization>
+\t\t<temperature>
+\t\t\t<gpu_temp>{celsius} C</gpu_temp>
+\t\t</temperature>
 \t\t<ecc_errors>
 \t\t\t<volatile>
 \t\t\t\t<sram_correctable>0</sram_correctable>
@@ -99,6 +105,8 @@ HEALTHY: dict[str, object] = {
     "power_limit": 700,
     "application_clock": 1980,
     "used": 4,
+    "busy": 0,
+    "celsius": 31,
     "compute_mode": "Default",
     "ecc": 0,
     "remap_pending": "No",

@@ -31,6 +31,7 @@ drain R a -i FILE
 events R -i FILE
 exec -i FILE -- true
 fetch R -i FILE
+gpus FILE
 kill R -i FILE
 logs -f R -i FILE
 notify --test FILE

@@ -11,6 +11,8 @@ from typing import Any
 
 from lab.lab import Lab
 
+from orchestrator.answers.gpus import GpuList, GpuUser, UsedGpu
+from orchestrator.commands import gpus
 from orchestrator.commands.bench import Point
 
 from .driver import assert_clean, ok, orch, script, start, wait_for_state
@@ -69,6 +71,9 @@ def test_documents_have_the_keys_that_the_page_names(lab2: Lab) -> None:
     running = start(lab2, inventory, *code)
     wait_for_state(lab2, inventory, running, "running")
     ask("kill", running, "--grace=0")
+    user = GpuUser(1, 2, "ann", "python", None)
+    known = GpuList((UsedGpu(0, "H100", 4, 2, 0, 30, False, (user,)),), "550", None)  # the hosts have no GPU
+    documents["gpus"] = [gpus.as_dict("node-0", known)]
 
     page = documented()
     assert page.pop("bench[]") == {field.name for field in fields(Point)}  # takes minutes

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from lab.waiting import wait_until
 
+from orchestrator.commands import live_output
 from orchestrator.commands.exec import execute
+from orchestrator.errors import UsageError
 from orchestrator.hosts import fleet as fleets
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.model import parse
@@ -69,6 +71,46 @@ def test_of_endless_output_only_the_beginning_is_kept(
     out, err = capfd.readouterr()
     assert out == f"here: {'x' * 1000}\n"
     assert re.search(r"\bhere: 5\.0 MB\b", err)
+
+
+def test_lines_are_shown_as_they_come(inventory: str, tmp_path: Path) -> None:
+    command = (
+        f"echo begun; echo trouble >&2; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; printf 'no newline'; exit 3"
+    )
+    argv = [sys.executable, "-c", SHOW, "exec", "--stream", inventory, "--", command]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "here: begun\n"  # while the command runs
+        assert process.stderr.readline() == "here: trouble\n"
+        (tmp_path / "go").touch()
+        out, err = process.communicate(timeout=20)
+    assert out == "here: no newline\n" and process.returncode == 3
+    assert err.count("trouble") == 0 and "exit code 3" in err
+
+
+def test_a_stream_ends_the_command_when_nobody_reads_it(inventory: str, tmp_path: Path) -> None:
+    command = f"echo $$ > {tmp_path}/pid; while echo again; do sleep 0.05; done"
+    argv = [sys.executable, "-c", SHOW, "exec", "--stream", inventory, "--", command]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "here: again\n"
+        process.stdout.close()
+        assert process.wait(20) == 0 and process.stderr is not None and process.stderr.read() == ""
+    assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
+
+
+def test_a_stream_is_no_json(inventory: str) -> None:
+    with pytest.raises(UsageError):
+        execute(inventory, ("true",), None, setup=False, as_json=True, stream=True)
+
+
+def test_the_newest_line_of_a_host_is_shown_while_its_command_runs() -> None:
+    amounts: list[tuple[str, str]] = []
+    progress: Any = SimpleNamespace(set_amount=lambda host, amount: amounts.append((host, amount)))
+    newest = live_output.NewestLine(progress)
+    newest.take("here", "stdout", b"one\ntwo\r\x1b[31m 50 %\n\n")
+    newest.take("here", "stderr", b"\n")
+    newest.end("here")
+    assert amounts == [("here", "50 %"), ("here", "")]
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ TWICE = {
     "evidence": {"answers.evidence", "node.serve.evidence"},
     "facts": {"answers.facts", "node.serve.facts"},
     "follow": {"node.serve.follow", "runs.follow"},
-    "gpus": {"checks.gpus", "node.serve.gpus"},
+    "gpus": {"answers.gpus", "checks.gpus", "commands.gpus", "node.serve.gpus"},
     "images": {"answers.images", "node.serve.images", "runs.images"},
     "launch": {"node.ranks.launch", "runs.launch"},
     "ledger": {"answers.ledger", "node.host.ledger"},

@@ -6,7 +6,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from ..host import processes
+from ..host import processes, state
 from ..host.run_command import output_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,27 @@ def look() -> Dict[str, Any]:
             process["uid"] = processes.owner(process["pid"])
             process["command"] = processes.command(process["pid"])[:200]
     return dict(result, xids=_xids())
+
+
+def usage(_: Dict[str, Any]) -> Dict[str, Any]:
+    """`gpus`, each with its `users`; driver; problem (what nvidia-smi said instead)."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {"gpus": [], "driver": None, "problem": None}
+    result = parse(_Question([program] + QUERY).answer(time.monotonic() + WINDOW))
+    for gpu in result["gpus"]:
+        gpu["users"] = [dict(process, **_user(process["pid"])) for process in gpu["processes"]]
+    return {"gpus": result["gpus"], "driver": result["driver"], "problem": result["error"]}
+
+
+def _user(pid: int) -> Dict[str, Any]:
+    uid = processes.owner(pid)
+    run_id = processes.environment(pid).get(processes.MARK, "")
+    return {
+        "user": None if uid is None else processes.user_name(uid),
+        "command": processes.command(pid)[:200],
+        "run_id": run_id if state.LISTED.match(run_id) else None,
+    }
 
 
 class _Question:
@@ -99,6 +120,8 @@ def _gpu(number: int, gpu: "ElementTree.Element") -> Dict[str, Any]:
         "name": _text(gpu, "product_name"),
         "memory_mib": _number(gpu, "fb_memory_usage/total"),
         "used_mib": _number(gpu, "fb_memory_usage/used"),
+        "busy": _number(gpu, "utilization/gpu_util"),
+        "celsius": _number(gpu, "temperature/gpu_temp"),
         "compute_mode": _text(gpu, "compute_mode"),
         "persistence": _text(gpu, "persistence_mode"),
         "mig": _text(gpu, "mig_mode/current_mig"),

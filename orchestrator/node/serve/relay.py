@@ -33,6 +33,7 @@ OPERATIONS = {
     "find_image": ("serve.images", "find"),
     "offer_image": ("serve.images", "offer"),
     "sample": ("serve.sample", "sample"),
+    "gpus": ("serve.gpus", "usage"),
     "record": ("serve.runs", "record"),
     "list": ("serve.runs", "listing"),
     "evidence": ("serve.evidence", "gather"),
