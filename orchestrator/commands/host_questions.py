@@ -24,7 +24,10 @@ OTHER = "or names such as gpu[01-16], a line such as `ssh root@1.2.3.4 -p 40022`
 def choose_hosts() -> list[SourceHost]:
     """Raises UsageError without a terminal, and click.Abort on Ctrl-C."""
     if not sys.stdin.isatty():
-        raise UsageError("which hosts? Give them: ddp-orch init gpu1 gpu2, or gpu[01-16]")
+        raise UsageError(
+            "which hosts? Without a terminal, name them: ddp-orch init gpu1 gpu2, or 'gpu[01-16]', or "
+            "--from @hostfile:FILE, @slurm, @pbs, @ansible:FILE, @ssh-config:PATTERN"
+        )
     config = Path(os.environ.get("DDP_ORCH_SSH_CONFIG") or "~/.ssh/config").expanduser()
     configured = configured_hosts(config)
     for number, name in enumerate(configured, 1):

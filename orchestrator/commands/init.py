@@ -24,10 +24,11 @@ from ..inventory.sources import fill_in, reference
 from ..inventory.sources.read_source import read_source
 from ..inventory.sources.source_host import SourceHost, name_by_port
 from ..inventory.sources.ssh_line import is_ssh_line, parse_ssh_line
-from ..output.console import Console, fold, fold_messages
+from ..output.console import Console, fold, fold_messages, number_of
 from ..output.terminal import one_line
 from ..runs import find_pythons
 from ..runs.find_pythons import FoundPython, HostPythons
+from ..ssh.pipe import ConnectFailure
 from . import host_questions
 from .context import open_fleet, stderr_console
 
@@ -78,7 +79,7 @@ def init(hosts: Sequence[str], source: str | None, output: str, probe: bool | No
         inventory = model.parse(text, output)
     except InventoryError as error:
         raise UsageError(f"nothing was written, because the inventory would be invalid: {error}") from error
-    if path.exists():
+    if path.exists() and not _has_text(path, text):
         if not sys.stdin.isatty():
             raise UsageError(f"{output} already exists; give another -o FILE, or delete it")
         if not click.confirm(f"{output} already exists. Overwrite it?", default=False, err=True):
@@ -94,9 +95,27 @@ def init(hosts: Sequence[str], source: str | None, output: str, probe: bool | No
 
             trust(output, None, yes=False)
         return _probe(inventory, entries, path, output, console)
-    next_command = command("trust", inventory=output)
-    console.note(f"wrote {output}. Set `python` in it to an interpreter with torch, then run: {next_command}")
+    given = ["--from", source] if source else hosts
+    probe_command = shlex.join(["ddp-orch", "init", "--probe", *given, *_output_option(output)])
+    count = number_of(len(inventory.hosts), "host")
+    console.note(
+        f"wrote {output} with {count}, without connecting to them: `python` is python3.\n"
+        f"next:\n  {command('trust', inventory=output)}   # accept the SSH keys of the hosts\n"
+        f"  {probe_command}   # find Python with torch, GPUs and networks; or set `python` yourself"
+    )
     return 0
+
+
+def _output_option(output: str) -> tuple[str, ...]:
+    return () if output == model.DEFAULT else ("-o", output)
+
+
+def _has_text(path: Path, text: str) -> bool:
+    """Whether the file is what `init` would write again."""
+    try:
+        return path.read_text(encoding="utf-8") == text
+    except (OSError, ValueError):
+        return False
 
 
 def _write(path: Path, text: str) -> None:
@@ -125,13 +144,19 @@ def _probe(inventory: Inventory, entries: Sequence[str], path: Path, output: str
         console.step(line)
     for line in fold_failures(results.failed):
         console.warning(line)
+    asked = f" with Python, GPUs and networks of {number_of(len(results.done), 'host')}" if results.done else ""
     if results.failed:
-        next_step = f"for the other hosts, set `python` in it, then run: {command('check', inventory=output)}"
+        codes = {error.code for error in results.failed.values() if isinstance(error, ConnectFailure)}
+        trust = f"{command('trust', inventory=output)}, then: " if "ssh-host-key-unknown" in codes else ""
+        next_step = (
+            f"Nothing is known of {fold(results.failed)}: its `python` is a guess. "
+            f"Next: {trust}{command('check', inventory=output)}"
+        )
     elif len(chosen) < len(results.done):
         next_step = f"Install torch on the hosts that lack it: {command('setup', inventory=output)}"
     else:
         next_step = f"Next: {command('check', inventory=output)}"
-    console.note(f"wrote {output}. {next_step}")
+    console.note(f"wrote {output}{asked}. {next_step}")
     return combine(results.failed.values(), "").exit_code if results.failed else 0
 
 

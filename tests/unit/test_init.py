@@ -56,6 +56,23 @@ def test_a_file_that_is_there_is_not_overwritten_without_a_question(tmp_path: Pa
     assert output.read_text() == "mine"
 
 
+def test_without_a_terminal_it_says_what_is_not_known_and_how_to_find_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert init.init(["gpu[1-2]"], None, "inventory.yaml") == 0
+    said = capfd.readouterr().err
+    assert "2 hosts" in said and "without connecting" in said
+    commands = re.findall(r"^  (ddp-orch .*?) +#", said, re.MULTILINE)
+    assert commands == ["ddp-orch trust", "ddp-orch init --probe 'gpu[1-2]'"]
+    assert init.init(["gpu[1-2]"], None, "inventory.yaml") == 0, "the second one can be run: the file is its own"
+
+
+def test_without_a_terminal_it_names_the_ways_to_name_hosts() -> None:
+    with pytest.raises(UsageError, match="@hostfile:FILE"):
+        init.init([], None, "inventory.yaml")
+
+
 def test_hosts_are_found_in_ssh_config_and_what_it_includes(tmp_path: Path) -> None:
     (tmp_path / "more").write_text('host hopper "cray"\n')
     config = tmp_path / "config"
