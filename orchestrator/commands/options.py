@@ -78,8 +78,17 @@ def _inventory(function: F, default: str) -> F:
     return argument(option(WITH(function)))
 
 
+LOCAL = ("config", "init", "demo", "help", "version", "completion")
+"""Commands that connect to no host, or ask the user first."""
+
+
 class Command(click.Command):
     """A command whose inventory is an argument or the option -i."""
+
+    def invoke(self, context: click.Context) -> Any:
+        if context.info_name not in LOCAL and not context.params.get("log"):
+            _show_start()
+        return super().invoke(context)
 
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
         rest = super().parse_args(context, argv)
@@ -97,6 +106,15 @@ class Command(click.Command):
         if with_file is not None:
             context.params["inventory"] = _join(context.params.get("inventory"), with_file)
         return rest
+
+
+def _show_start() -> None:
+    """On a terminal, say that the command starts: to load it takes a while, seconds in a home folder on a slow disk."""
+    import os
+
+    from ..output.console import Console, wants_colour
+
+    Console(sys.stderr, wants_colour(sys.stderr, os.environ)).status("starting")
 
 
 def _join(source: str | None, file: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
@@ -15,6 +16,8 @@ _BOLD_RED, _YELLOW, _DIM, _GREEN = "\x1b[1;31m", "\x1b[33m", "\x1b[2m", "\x1b[32
 # Other characters would be operators, ranges or groups in a NodeSet.
 _FOLDABLE = re.compile(r"[A-Za-z0-9._-]+")
 
+_WITH_STATUS: weakref.WeakSet[TextIO] = weakref.WeakSet()  # streams with a status line, of whichever Console
+
 
 class Console:
     """Writes whole lines to one stream. If its reader has gone away, later messages are discarded."""
@@ -22,7 +25,6 @@ class Console:
     def __init__(self, stream: TextIO, colour: bool) -> None:
         self._stream = stream
         self._colour = colour
-        self._has_status = False
 
     def error(self, message: str) -> None:
         self._say("error: ", message, _BOLD_RED)
@@ -44,10 +46,10 @@ class Console:
         """On a terminal, show a status line until the next message or status. `""` removes it."""
         if self._stream.isatty() and os.environ.get("TERM") != "dumb":
             width = shutil.get_terminal_size().columns - 1
-            if message or self._has_status:
+            if message or self._stream in _WITH_STATUS:
                 text = cut(one_line(message), width)
                 self._write(f"\r\x1b[K{_DIM}{text}{RESET}\r" if self._colour and text else f"\r\x1b[K{text}\r")
-            self._has_status = bool(message)
+            self._note_status(bool(message))
 
     def ring(self) -> None:
         """Ring the bell of the terminal, if the stream is one."""
@@ -58,9 +60,15 @@ class Console:
         label, message = tame(label, colour=False), tame(message, colour=False)
         if self._colour and style:
             label = f"{style}{label}{RESET}"
-        before = "\r\x1b[K" if self._has_status else ""
-        self._has_status = False
+        before = "\r\x1b[K" if self._stream in _WITH_STATUS else ""
+        self._note_status(False)
         self._write(f"{before}{label}{message}\n")
+
+    def _note_status(self, is_shown: bool) -> None:
+        if is_shown:
+            _WITH_STATUS.add(self._stream)
+        else:
+            _WITH_STATUS.discard(self._stream)
 
     def _write(self, text: str) -> None:
         try:

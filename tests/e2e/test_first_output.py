@@ -1,4 +1,4 @@
-"""Commands that wait for a host say so at once."""
+"""Commands that wait for a host show on a terminal that they have started, about as soon as --help shows its text."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 READ_WITHIN = 8.0  # s; without the status line, nothing is printed for 20 s
+SLOWER, SLACK, TRIES = 3.0, 0.3, 4  # than --help; s; other programs may take the processor meanwhile
 
 
 # all that ask hosts, except `init`, which asks the user first, and `restart` of runs that were started here
@@ -51,8 +52,43 @@ wait R -i FILE
 """
 
 
+def seconds_until_output(words: list[str], folder: Path) -> float:
+    """Until the command has printed something that can be seen on its terminal. The command is then killed."""
+    command = [sys.executable, "-m", "orchestrator.cli", *words]
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(folder)}
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, cwd=folder,
+        stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        printed = b""
+        while not _text(printed) and time.monotonic() < began + READ_WITHIN:
+            if select.select([ours], [], [], 0.1)[0]:
+                printed += os.read(ours, 4096)
+        seconds = time.monotonic() - began
+        assert _text(printed), f"nothing within {READ_WITHIN:g} s"
+        assert words == ["--help"] or process.poll() is None
+        return seconds
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        os.close(ours)
+
+
+@pytest.fixture(scope="module")
+def help_seconds(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """What it takes to start Python and to read the command line."""
+    folder = tmp_path_factory.mktemp("help")
+    return min(seconds_until_output(["--help"], folder) for _ in range(3))
+
+
 @pytest.mark.parametrize("arguments", [line.split() for line in COMMANDS.splitlines()], ids=" ".join)
-def test_a_command_on_a_terminal_says_what_it_waits_for(arguments: list[str], tmp_path: Path) -> None:
+def test_a_command_on_a_terminal_says_at_once_that_it_starts(
+    arguments: list[str], tmp_path: Path, help_seconds: float
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and never answers
         inventory = tmp_path / "inventory.yaml"
         inventory.write_text(
@@ -60,25 +96,11 @@ def test_a_command_on_a_terminal_says_what_it_waits_for(arguments: list[str], tm
         )
         (tmp_path / "train.py").write_text("import torch")
         words = [str(inventory) if word == "FILE" else word for word in arguments]
-        command = [sys.executable, "-m", "orchestrator.cli", *words]
-        ours, theirs = pty.openpty()
-        env = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(tmp_path)}
-        process = subprocess.Popen(
-            command, cwd=tmp_path,
-            stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True,
-        )  # fmt: skip
-        os.close(theirs)
-        try:
-            deadline = time.monotonic() + READ_WITHIN
-            printed = b""
-            while not _text(printed) and time.monotonic() < deadline:
-                if select.select([ours], [], [], 0.1)[0]:
-                    printed += os.read(ours, 4096)
-            assert _text(printed) and process.poll() is None
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            os.close(ours)
+        limit = SLOWER * help_seconds + SLACK
+        seconds = []
+        while len(seconds) < TRIES and min(seconds, default=READ_WITHIN) > limit:
+            seconds.append(seconds_until_output(words, tmp_path))
+        assert min(seconds) <= limit, f"{seconds}, --help takes {help_seconds:.3f} s"
 
 
 def _text(printed: bytes) -> str:
