@@ -295,6 +295,7 @@ def _plan_run(
             f"{unused} has no effect, as hosts do not read this file; copy it into the folder of the script, and start "
             "it with: accelerate launch --config_file FILE"
         )
+    invoked = accelerate_ranks.on_cpus(invoked, Path.cwd()) or invoked
     own = accelerate_ranks.of_uneven(inventory, invoked, Path.cwd())
     if own is not None:
         stderr_console().note("the hosts have different numbers of ranks: torchrun starts those of accelerate launch")

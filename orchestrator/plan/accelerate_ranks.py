@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ..errors import UsageError
 from ..inventory.model import Inventory
 from . import accelerate, plan
 from .invocation import Invocation, apply
@@ -34,13 +35,33 @@ _KINDS = ("", "NO", "MULTI_GPU", "MULTI_CPU")
 
 
 def of_uneven(inventory: Inventory, invocation: Invocation, folder: Path) -> Invocation | None:
-    """The ranks of `accelerate launch` where its launcher could not be right; None: it can be, or must be used.
+    """The ranks of `accelerate launch` on hosts with different numbers of them, which its launcher ignores.
 
-    `folder`: the one that the user is in.
+    None: its launcher can be right, or must be used. `folder`: the one that the user is in.
     """
     if invocation.launcher != "accelerate" or not _is_uneven(apply(inventory, invocation)):
         return None
     return start_ranks(invocation, folder) if invocation.words else replace(invocation, launcher="torchrun")
+
+
+def on_cpus(invocation: Invocation, folder: Path) -> Invocation | None:
+    """The ranks of `accelerate launch` with a configuration that has `use_cpu`: its launcher would start each alone.
+
+    None: it has not. Raises UsageError if its launcher is needed, too.
+    """
+    file = (
+        accelerate.split_flags(invocation.words)[0].get("config-file") if invocation.launcher == "accelerate" else None
+    )
+    config = accelerate.read_config(file, folder) if file else None
+    if config is None or config.values.get("use_cpu", "").lower() != "true":
+        return None
+    ranks = start_ranks(invocation, folder)
+    if ranks is None:
+        raise UsageError(
+            f"{file}: with `use_cpu: true`, accelerate starts ranks that do not know each other, and ddp-orch cannot "
+            "start them itself with FSDP, DeepSpeed, fp8 or such flags. Remove one of the two"
+        )
+    return ranks
 
 
 def _is_uneven(inventory: Inventory) -> bool:

@@ -584,6 +584,23 @@ def test_ranks_of_accelerate_are_started_by_torchrun_on_uneven_hosts(
     assert accelerate_ranks.of_uneven(model.parse(TWO, "i"), invoked, tmp_path) is None
 
 
+def test_ranks_of_accelerate_on_cpus_are_started_by_torchrun(tmp_path: Path) -> None:
+    """As `accelerate config` writes it for several machines without GPUs. accelerate would start each rank alone."""
+    several = "distributed_type: MULTI_CPU\nnum_machines: 2\nnum_processes: 4\n"
+
+    def found(config: str) -> invocation.Invocation | None:
+        (tmp_path / "c.yaml").write_text(config)
+        words = ["accelerate", "launch", "--config_file", "c.yaml", "x.py"]
+        return accelerate_ranks.on_cpus(accelerate.complete(invocation.recognise(words, {}), tmp_path), tmp_path)
+
+    ranks = found(several + "use_cpu: true\n")
+    assert ranks is not None and (ranks.launcher, ranks.words, ranks.total_ranks) == ("torchrun", ("x.py",), 4)
+    assert ranks.env == {"ACCELERATE_USE_CPU": "true"}
+    assert found(several + "use_cpu: false\n") is None
+    with pytest.raises(UsageError, match="use_cpu"):
+        found("distributed_type: FSDP\nnum_machines: 2\nuse_cpu: true\n")
+
+
 def test_a_program_after_mpirun_is_started_by_a_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.out").write_bytes(b"\x7fELF")
