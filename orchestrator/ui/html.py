@@ -74,10 +74,6 @@ NAVIGATION = (
     '<nav><a href="#training">Training</a><a href="#timeline">Timeline</a><a href="#machines">Machines</a>'
     '<a href="#command">Command</a><a href="#hosts">Hosts</a><a href="#logs">Logs</a></nav>'
 )
-NO_FIGURES = (
-    '<p class="none">The ranks printed no figures that ddp-orch knows, such as <code>step 120 loss 2.31</code> or a '
-    "progress bar of tqdm.</p>"
-)
 MAX_LINES = 8  # of a chart; with more, it shows the highest, the median and the lowest
 _SERIES = re.compile(r"attempt (\d+), rank (\d+)")  # a name of a line in Report.training
 MACHINES = {
@@ -110,7 +106,7 @@ def render(report: Mapping[str, Any]) -> str:
         _first_failure(report),
         _span(report),
         '<h2 id="training">Training</h2>',
-        _charts(training, TRAINING, x_name) or NO_FIGURES,
+        _charts(training, TRAINING, x_name) or _describe_no_figures(report),
         _heat_map(report["training"]["step_time"], x_name),
         _slow(report["slow_ranks"]),
         '<h2 id="timeline">Timeline</h2>',
@@ -141,6 +137,12 @@ def _span(report: Mapping[str, Any]) -> str:
         return ""
     words = " ".join(f"{word} {time[:19].replace('T', ' ')}" for word, time in times.items())
     return f"<p>Training, machines and logs: {escape(words)} (UTC)</p>"
+
+
+def _describe_no_figures(report: Mapping[str, Any]) -> str:
+    when = " at this time" if report["since"] or report["until"] else ""
+    forms = "such as <code>step 120 loss 2.31</code> or a progress bar of tqdm"
+    return f'<p class="none">The ranks printed no figures that ddp-orch knows{when}, {forms}.</p>'
 
 
 def _command(report: Mapping[str, Any]) -> str:
