@@ -6,7 +6,7 @@ EXAMPLES ?= 100000
 LOGINS := tests/e2e/test_ssh_login.py tests/e2e/test_ssh_pipe.py tests/e2e/test_ssh_lab.py
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all test-newest chaos gpu breakages fuzz lint docs clean
+.PHONY: help demo test test-all test-newest chaos gpu breakages examples fuzz lint docs clean
 
 help:
 	@echo 'make demo     train on two hosts on this machine over real SSH (about a minute)'
@@ -16,6 +16,7 @@ help:
 	@echo 'make chaos    inject faults into runs (two hours; needs root)'
 	@echo 'make gpu      run all tests and benchmarks that need a GPU, on this machine (nine minutes at most); ARGS="--device cpu" tries them without one'
 	@echo 'make breakages  make every fault that check knows, in a lab (about ten minutes)'
+	@echo 'make examples  start Lightning, DeepSpeed, JAX, Ray and other programs on two hosts of a lab; PROGRAMS="jax ray" for some (needs root)'
 	@echo 'make fuzz     test random inventories, frames, log lines and answers of hostile hosts (half an hour or more); EXAMPLES=1000 for fewer'
 	@echo 'make lint     run ruff and mypy'
 	@echo 'make docs     build the documentation as a web site, in site/'
@@ -53,6 +54,12 @@ gpu:
 breakages: .venv/.complete
 	DDP_ORCH_ALL_BREAKAGES=1 .venv/bin/python -m pytest tests/e2e/test_check.py tests/e2e/test_broken_hosts.py $(ARGS)
 
+# Packages of others, which no test needs, in a venv of their own.
+examples: .venv/.complete
+	@[ -x .venv-examples/bin/ddp-orch ] || { $(call inheriting_venv,.venv/bin/python,.venv-examples) && \
+	  .venv-examples/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .; }
+	.venv-examples/bin/python tests/programs/try_programs.py --install $(PROGRAMS)
+
 fuzz: .venv/.complete
 	DDP_ORCH_FUZZ=$(EXAMPLES) .venv/bin/python -m pytest tests/unit/test_fuzz.py tests/node/test_hostile_answers.py --timeout 7200 --durations 3 $(ARGS)
 
@@ -69,7 +76,7 @@ docs: .venv/.complete
 	@echo 'open site/index.html'
 
 clean:
-	rm -rf .venv .venv-newest .venv-docs site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest .venv-docs .venv-examples site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The stamp is the last thing to be made: a set-up that was interrupted, or is older than the constraints, begins anew.
 .venv/.complete: constraints.txt
