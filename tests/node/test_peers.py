@@ -38,7 +38,7 @@ class Recorder:
         self.permits: list[float] = []
         nodes = [{"host": f"host-{number}", "nproc": 1} for number in range(2)]
         self.spec = {
-            "launcher": {"name": "direct"},
+            "launcher": {"name": "direct", "argv": [], "worker": [], "env": {}, "ready": "", "scope": "rank"},
             "nodes": nodes,
             "max_restarts": 0,
             "grace": 1.0,
