@@ -89,7 +89,8 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
     else:
         colour = wants_colour(sys.stdout, os.environ)
         width = min(shutil.get_terminal_size((100, 24)).columns, check_text.MAX_WIDTH)
-        report = check_text.Report(plan, findings, choices, network, facts, frozenset(answers.failed), result, hosts)
+        failed = frozenset(answers.failed)
+        report = check_text.Report(plan, findings, choices, network, facts, failed, result, hosts, level != "quick")
         sys.stdout.write(tame(check_text.render(report, width, colour=colour), colour))
     if answers.failed:
         return combine(answers.failed.values(), "").exit_code
@@ -97,11 +98,18 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
 
 
 def _try_network(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings: list[Finding]) -> Network | None:
-    """Test the network between the hosts. None if there is only one host, or if the head has failed."""
-    if len(facts) < 2 or plan.nodes[0].host.name not in facts:
+    """Test the network between the hosts that answer. None if they are fewer than two.
+
+    If the head does not answer, the first host that does takes its part.
+    """
+    if len(facts) < 2:
         return None
-    network = mesh.measure(plan, facts, fleet, secrets.token_hex(16))
-    findings += reach.check_connections(plan, network, facts)
+    nodes = tuple(sorted(plan.nodes, key=lambda node: node.host.name not in facts))
+    tested = replace(plan, nodes=nodes)
+    network = mesh.measure(tested, facts, fleet, secrets.token_hex(16))
+    findings += reach.check_connections(tested, network, facts)
+    if nodes[0] is not plan.nodes[0]:
+        return network
     hosts = {node.host.name: node.host for node in plan.nodes}
     bandwidths.remember(plan.nodes[0].host, {subnet.address: subnet.bandwidths for subnet in network.subnets}, hosts)
     return network

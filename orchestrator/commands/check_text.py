@@ -45,6 +45,8 @@ class Report:
     result: deep.Result | None = None
     hosts: str | None = None
     """The pattern of --hosts."""
+    tests_network: bool = True
+    """False with --quick."""
 
     @property
     def resolved(self) -> Plan | None:
@@ -61,6 +63,8 @@ def render(report: Report, width: int, *, colour: bool) -> str:
     parts = ["\n".join(host_table.render(rows, COLUMNS, width, colour=colour)) + "\n"]
     if report.network is not None and report.network.pairs:
         parts.append(mesh.render(report.network, width))
+    if untested := _untested(report):
+        parts.append(untested + "\n")
     if report.result is not None and report.result.figures:
         parts.append(deep.render(report.result))
     if report.facts:
@@ -72,6 +76,16 @@ def render(report: Report, width: int, *, colour: bool) -> str:
     verdict = "\n".join(textwrap.wrap(verdict, width, break_long_words=False, break_on_hyphens=False))
     parts.append(f"{host_table.STYLES[style]}{verdict}{RESET}\n" if colour else f"{verdict}\n")
     return "\n".join(parts) + f"{following}\n"
+
+
+def _untested(report: Report) -> str:
+    """The hosts without which the network was tested."""
+    hosts = report.unreachable - {report.plan.witness}
+    if not hosts or not report.tests_network or len(report.plan.nodes) < 2:
+        return ""
+    if report.network is not None:
+        return f"The network was tested without {fold(hosts)}."
+    return "The network was not tested: that needs two hosts that answer."
 
 
 def _row(report: Report, node: Node) -> host_table.Row:
@@ -148,7 +162,8 @@ def _choices(report: Report, width: int) -> list[str]:
     plan, network, facts = report.plan, report.network, report.facts
     lines = ["chosen:"]
     if network is not None and network.head in network.addresses:
-        lines.append(f"  address of the head       {network.addresses[network.head]}  ({network.head}, rank 0)")
+        if network.head == plan.nodes[0].host.name:
+            lines.append(f"  address of the head       {network.addresses[network.head]}  ({network.head}, rank 0)")
         lines.append(f"  network                   {_describe_network(plan, network)}")
     port = plan.inventory.run.rdzv.port
     low, high = plan.inventory.run.ports

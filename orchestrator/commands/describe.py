@@ -117,13 +117,14 @@ def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
         "Commit": page["code"] and describe_commit(page["code"]),
     }
     lines = [f"{name + ':':<15}{value}" for name, value in rows.items() if value]
-    lines += ["", f"{'HOST':<20} {'NODE':>4} {'RANKS':>9}  {'STATE':<10} EXIT"]
+    lines += ["", f"{'HOST':<20} {'ROLE':<7} {'NODE':>4} {'RANKS':>9}  {'STATE':<10} EXIT"]
     for node in page["nodes"]:
         first, count = page["ranks"].get(node["host"], (None, 0))
         ranks = "-" if first is None or node["witness"] else f"{first}-{first + count - 1}" if count > 1 else str(first)
         exits = node["signal"] or ("" if node["exit_code"] is None else node["exit_code"])
         number = "-" if node["node_rank"] is None else node["node_rank"]
-        lines.append(f"{node['host']:<20} {number:>4} {ranks:>9}  {node['state']:<10} {exits}".rstrip())
+        place = f"{node['role']:<7} {number:>4} {ranks:>9}"
+        lines.append(f"{node['host']:<20} {place}  {node['state']:<10} {exits}".rstrip())
     if page["events"]:
         left_out = len(page["events"]) - NEWEST_EVENTS
         lines += [

@@ -176,9 +176,14 @@ def _open(fact: Facts, addresses: list[str], ports: str, host: str) -> str:
         )
     # the names of chains come from the host, so only well-formed ones go into a command
     matches = (NFT_CHAIN.fullmatch(firewall) for firewall in fact.firewalls)
-    chains = [match[1] for match in matches if match] or ["inet filter input"]
+    chains = [match[1] for match in matches if match]
     family = "ip6" if any(":" in address for address in addresses) else "ip"
     rule = f"{family} saddr {{ {', '.join(addresses)} }} tcp dport {ports} accept"
+    if not chains:
+        return (
+            f"{where} nft list ruleset\nThat shows which chain drops them: insert `{rule}` there. If none does, a "
+            "firewall between the hosts does, such as a security group of the cloud: allow the same there."
+        )
     return "\n".join(f"{where} nft \"'insert rule {chain} {rule}'\"" for chain in chains)
 
 

@@ -20,7 +20,8 @@ from ..hosts.session import Refused, Session
 from ..inventory.model import Host
 from ..ssh.pipe import ConnectFailure
 
-MIN_RECONNECT, MAX_RECONNECT = 0.5, 30.0  # s between two tries to connect to a host again
+# s between two tries to connect to a host again; at most so many, as a host that is booted waits for its reader
+MIN_RECONNECT, MAX_RECONNECT = 0.5, 6.0
 # These three limit the memory: a line of some 70 bytes in the journal takes half a KiB.
 MAX_FRAMES = 64  # frames in the queue, each of at most 256 KiB
 MAX_TAKEN = 2 << 20  # bytes of them that become lines at a time

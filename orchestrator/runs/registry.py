@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from ..answers.fields import UNFINISHED
 from ..answers.ledger import EndedRun
@@ -124,10 +124,18 @@ class Run:
     def _first(self) -> Part:
         return self.parts[next(iter(self.nodes or self.parts))]
 
+    def _role(self, part: Part) -> Literal["head", "team", "spare", "witness"]:
+        if part.is_witness:
+            return "witness"
+        if part.node == self.head:
+            return "head"
+        return "spare" if part.node_rank is None else "team"
+
     def as_dict(self) -> dict[str, Any]:
         nodes = [
             {
                 "host": host,
+                "role": self._role(part),
                 "node_rank": part.node_rank,
                 "witness": part.is_witness,
                 "state": part.state,
@@ -160,6 +168,7 @@ class QueuedRun:
     def as_dict(self) -> dict[str, Any]:
         """The same keys as those of a run."""
         unknown = {
+            "role": None,
             "node_rank": None,
             "witness": False,
             "state": "queued",

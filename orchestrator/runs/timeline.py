@@ -24,7 +24,9 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
     """`hosts`: the names of the nodes at the start of the run, by number."""
     result: list[Entry] = []
     hosts = list(hosts)
-    attempt = 0
+    attempt = head = 0
+    leaving: set[int] = set()  # nodes that were drained
+    ended: set[int] = set()  # those of them that have no rank any more
     kind: Kind
 
     def host(node: int) -> str:
@@ -34,21 +36,30 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
         match event:
             case recorded.AttemptOrdered():
                 attempt += 1
+                ended |= leaving
                 kind, what = "attempt", f"attempt {attempt} started"
             case recorded.Failed(fields=failed):
                 last_line = f" ({failed.failure.said})" if failed.failure.said else ""
                 kind, what = "failure", f"{host(failed.node)}: {failed.failure.what}{last_line}"
             case recorded.Exited(fields=exited):
                 how = "finished" if exited.ok else "failed or were stopped"
+                ended |= leaving & {exited.node}
                 kind, what = "end", f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
+            case recorded.NodeEvent("Lost", lost) if lost.node in ended:
+                kind, what = "change", f"{host(lost.node)} has left the run"
+            case recorded.NodeEvent("Lost", lost) if lost.node in leaving:
+                kind, what = "change", f"{host(lost.node)} does not answer any more: it was leaving the run"
             case recorded.NodeEvent("Lost", lost):
                 kind, what = "failure", f"{host(lost.node)} was lost: the other hosts received nothing from it"
             case recorded.NodeEvent("Restarted", restarted):
                 kind, what = "failure", f"{host(restarted.node)} was restarted"
             case recorded.Drain(fields=drained):
                 kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"
+                leaving.add(drained.node)
             case recorded.NodeEvent("Elected", elected):
-                kind, what = "change", f"{host(elected.node)} was elected: the head was lost"
+                why = "the head leaves the run" if head in ended else "the head was lost"
+                kind, what = "change", f"{host(elected.node)} was elected: {why}"
+                head = elected.node
             case recorded.Added(fields=added):
                 hosts += [added.host] if added.host not in hosts else []
                 kind, what = "request", f"{added.host} was added: requested by {added.by}"

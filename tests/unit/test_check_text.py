@@ -43,7 +43,8 @@ def report(names: str, *findings: Finding, unreachable: tuple[str, ...] = (), **
         for two in permutations(addresses, 2)
     )
     interfaces = dict.fromkeys(addresses, "eno2")
-    network = Network(hosts[0], addresses, interfaces, ("10.0.0.1",), {}, pairs, {}, {}) if len(addresses) > 1 else None
+    head = next(iter(addresses))
+    network = Network(head, addresses, interfaces, ("10.0.0.1",), {}, pairs, {}, {}) if len(addresses) > 1 else None
     ordered = tuple(sorted(findings, key=lambda finding: finding.severity))
     return Report(made, ordered, (), network, facts, frozenset(unreachable))
 
@@ -53,6 +54,8 @@ REPORTS = {
     "healthy": report("gpu-[01-03]"),
     "differs": report("gpu-[01-03]", ERROR, WARNING, gpu_03=OLD_DRIVER),
     "unreachable": report("gpu-[01-04]", REFUSED, unreachable=("gpu-02",)),
+    "head-unreachable": report("gpu-[01-04]", REFUSED, unreachable=("gpu-01",)),
+    "one-left": report("gpu-[01-02]", REFUSED, unreachable=("gpu-02",)),
     "64-hosts": report("gpu-[01-64]", ERROR, WARNING, gpu_03=OLD_DRIVER),
     "no-gpus": report("lovelace", lovelace=facts_of()),
 }

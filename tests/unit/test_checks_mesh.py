@@ -106,6 +106,13 @@ def test_the_fix_is_in_the_words_of_the_firewall_that_is_there(firewall: str, wo
     assert all(address in finding.fix for address in ("10.0.0.1", "10.0.0.2", "10.0.0.4"))
 
 
+@pytest.mark.parametrize("firewalls", [[], ["nft x; reboot"]])
+def test_without_a_known_chain_the_fix_names_none(firewalls: list[str]) -> None:
+    (finding,) = found(network({(name, "c"): DROPPED for name in "abd"}), firewalls=firewalls)
+    assert "ssh c sudo nft list ruleset" in finding.fix and "inet filter" not in finding.fix
+    assert "tcp dport 32768-60999 accept" in finding.fix and "reboot" not in finding.fix
+
+
 def test_a_head_that_nobody_reaches_is_guilty_and_a_single_host_that_does_not_reach_it_is() -> None:
     cut = {"10.0.0.1": "timed out"}
     alone = replace(network(names=("a",)), unreachable={"b": cut, "c": cut})

@@ -212,6 +212,18 @@ def test_chains_that_judge_what_comes_in() -> None:
     assert facts.input_chains("") == []
 
 
+def test_a_file_of_rules_that_systemd_has_not_loaded_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "text_of", lambda path: "table inet filter")
+    monkeypatch.setattr(facts, "UNITS", str(tmp_path / "units"))
+    assert facts._nft_file()  # without systemd, nobody knows
+    (tmp_path / "units").mkdir()
+    assert not facts._nft_file()
+    (tmp_path / "units" / "invocation:nftables.service").symlink_to("5f0c")
+    assert facts._nft_file()
+
+
 def test_a_library_is_found_as_the_loader_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin, cache = tmp_path / "[1]" / "libnccl-net-ofi.so", tmp_path / "ld.so.cache"
     plugin.parent.mkdir()

@@ -22,6 +22,7 @@ from orchestrator.commands import report, report_data
 from orchestrator.errors import UsageError
 from orchestrator.output.lines import Line, Mask
 from orchestrator.output.span import Span
+from orchestrator.runs import timeline
 from orchestrator.runs.registry import Run
 from orchestrator.ui import bands, html
 from orchestrator.ui.svg import MAX_POINTS, chart
@@ -124,6 +125,29 @@ def test_it_tells_what_happened_when(made: report_data.Report) -> None:
     assert_message("report-timeline", "\n".join(f"{one['seconds']:g} s: {one['what']}" for one in made.timeline))
     assert made.first_failure == {**FIRST, "said": "KeyError: ***"}
     assert made.ended_at == "1970-01-01T00:17:40.000000Z"
+
+
+def event(name: str, at: float, **fields: Any) -> dict[str, Any]:
+    return {"event": name, "fields": {"at": at, **fields}}
+
+
+def test_a_drained_host_is_not_said_to_be_lost() -> None:
+    told = records()
+    told["gpu-0"]["events"] = [
+        event("StartRequested", 1000.0),
+        event("Drain", 1010.0, node=0, by="ann"),
+        event("Exited", 1011.0, node=0, attempt=1, ok=False),
+        event("Elected", 1020.0, node=1),
+        event("Lost", 1030.0, node=0),
+        event("Added", 1040.0, host="gpu-2", by="ann"),
+        event("Drain", 1041.0, node=2, by="ann"),  # a spare, which has no ranks to end
+        event("Lost", 1050.0, node=2),
+    ]
+    known = {host: decode(Record, one, "record") for host, one in told.items()}
+    entries = timeline.entries(known["gpu-0"].events, ["gpu-0", "gpu-1"])
+    assert_message("timeline-of-drained-hosts", "\n".join(f"{entry.kind}: {entry.what}" for entry in entries))
+    assert not any("lost" in entry.what for entry in entries)
+    assert "failure" not in {entry.kind for entry in entries}
 
 
 def test_curves_and_slow_ranks_come_from_the_ranks_lines(made: report_data.Report) -> None:

@@ -123,6 +123,7 @@ def test_ps_has_the_keys_it_promises_and_no_pid_of_what_is_over() -> None:
     assert told["nodes"] == [
         {
             "host": "a",
+            "role": "head",
             "node_rank": 0,
             "witness": False,
             "state": "running",
@@ -132,6 +133,7 @@ def test_ps_has_the_keys_it_promises_and_no_pid_of_what_is_over() -> None:
         },
         {
             "host": "b",
+            "role": "team",
             "node_rank": 1,
             "witness": False,
             "state": "failed",

@@ -227,6 +227,28 @@ def test_a_login_that_is_denied_is_not_tried_again(log: Path) -> None:
     assert_message("view-denied", "\n".join(said))
 
 
+def test_a_host_that_is_booted_after_a_long_time_is_tried_within_seconds(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest: list[float] = []
+    monkeypatch.setattr(readers.random, "uniform", lambda _, most: longest.append(most) or 0.0)
+    put(log, "1.0.out", [(1.0, b"hello\n")])
+
+    class Down(Dialer):
+        def connect(self, host: Any) -> Relay:
+            if len(longest) >= 20:  # enough for the test
+                raise ConnectFailure(host.name, "login", "permission denied for user ann", "ssh-auth-denied", "")
+            if self.dialled:
+                raise ConnectFailure(host.name, "connect", "no answer", "host-unreachable", "")
+            return super().connect(host)
+
+    dialer = Down(a=lambda relay, request: attach(relay, request, 1))
+    of = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    View(RUN, HOSTS[:1], LogFilter(follow=True), of, lambda line: None).run(Sink(lambda lines: None))
+    of.close()
+    assert longest[0] < 1 and max(longest) <= 6
+
+
 def test_a_host_that_is_dead_keeps_nobody_once_the_run_is_over_elsewhere(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from ..host.small_files import text_of
 from . import dns
 
 NFT_WINDOW = 3.0  # s
+UNITS = "/run/systemd/units"  # of systemd: a link for each unit that is active
 FILES_WINDOW = 5.0  # s for all questions to file systems: the file system of a dead server never answers
 STALE_LOCK = 300.0  # s after which the lock of a build of an extension counts as left behind
 
@@ -81,7 +82,7 @@ def firewalls() -> List[str]:
         active.append("ufw")
     if os.path.exists("/run/firewalld") or os.path.exists("/run/firewalld.pid"):
         active.append("firewalld")
-    chains = input_chains(_nft_chains() or text_of("/etc/nftables.conf"))
+    chains = input_chains(_nft_chains() or _nft_file())
     if not chains and _program("iptables"):
         return active + ["iptables"]
     return active + ["nft " + chain for chain in chains]
@@ -108,6 +109,14 @@ def _nft_chains() -> str:
     if os.getuid() != 0 or program is None:
         return ""
     return output_of([program, "list", "chains"], NFT_WINDOW)
+
+
+def _nft_file() -> str:
+    """What the kernel's rules are loaded from; "" if systemd has not loaded it."""
+    has_systemd = os.path.isdir(UNITS)
+    if has_systemd and not os.path.lexists(os.path.join(UNITS, "invocation:nftables.service")):
+        return ""
+    return text_of("/etc/nftables.conf")
 
 
 def _program(name: str) -> Optional[str]:
