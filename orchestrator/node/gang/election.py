@@ -142,7 +142,7 @@ def order_is_valid(state: State, beat: Beat, at: float) -> bool:
 
 def _authority_base(state: State, at: float) -> float:
     """When the newest beat was sent that a majority has acknowledged. The head has always heard itself."""
-    others = sorted((state.acknowledged[node] for node in _other_voters(state)), reverse=True)
+    others = sorted((state.acknowledged[node] for node in state.voters - {state.config.node}), reverse=True)
     return [at, *others][state.quorum - 1]
 
 

@@ -102,7 +102,7 @@ class Recorder:
                 poll.register(listener, select.POLLIN)
             for handle in [*self._health.handles(), *self._link.pipes()]:
                 poll.register(handle, select.POLLIN)
-            moved = 0
+            moved, heard = 0, False
             for handle, events in poll.poll(int(self._link.due() * 1000) + 1):
                 if handle in self._fifos:
                     moved += self._pump(handle, events)
@@ -111,8 +111,10 @@ class Recorder:
                 elif handle in self._health.handles():
                     self._health.on_readable()
                 else:
+                    if heard:
+                        self._link.on_tick()  # hundreds of nodes may send something, and all of them wait for our beat
                     self._link.on_readable(handle)
-                    self._link.on_tick()  # hundreds of nodes may send something, and all of them wait for our beat
+                    heard = True
             self._health.advance(time.monotonic())
             self._link.on_tick()
             self._renew_permit()
@@ -330,15 +332,9 @@ class Recorder:
         self._open_fifos()
         for handle in list(self._fifos):
             self._finish(handle)
-        failure = {
-            "rank": None,
-            "exit_code": None,
-            "signal": None,
-            "pid": self._guard_pid,
-            "what": "the guard was killed",
-            "at": time.time(),
-            "attempt": self._status["attempt"],
-        }
+        failure: Dict[str, Any] = dict.fromkeys(("rank", "exit_code", "signal"))
+        failure.update(pid=self._guard_pid, what="the guard was killed")
+        failure.update(at=time.time(), attempt=self._status["attempt"])
         if self._verdict is not None:
             self._end_orphaned(self._verdict)
             return

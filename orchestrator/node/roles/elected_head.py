@@ -177,6 +177,8 @@ class ElectedHead(HeadLink):
         self._undecided.append((request, self._voter.state.length))
 
     def _answer_requests(self) -> None:
+        if not self._undecided:
+            return
         committed = self._voter.state.committed if self._voter.is_current else 0
         for request, length in [undecided for undecided in self._undecided if undecided[1] <= committed]:
             self._undecided.remove((request, length))
