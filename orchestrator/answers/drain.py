@@ -13,6 +13,8 @@ class DrainAnswer:
 
     accepted: bool
     """Whether the run can continue without that host."""
+    elects: bool = False
+    """Whether its hosts can elect another head."""
 
 
 DRAIN = Operation("drain", DrainAnswer)

@@ -136,7 +136,8 @@ def drain(run: str, host: str, inventory: str | None, as_json: bool) -> None:
 
     Stops the ranks on all hosts. They have the grace period of the run to save a snapshot. Then a spare takes the
     place of HOST. Without a spare, the run continues with fewer hosts, if run.nnodes allows it. This restart does not
-    count against run.max_restarts. The head of a run cannot be drained.
+    count against run.max_restarts. If HOST is the head, another host becomes the head first. That needs three machines
+    that can vote, and takes about two leases (run.lease).
     """
     from . import drain as drain_command
 

@@ -10,12 +10,13 @@ from ..answers.fields import UNFINISHED
 from ..answers.runs import LIST
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts.fleet import Fleet
+from ..inventory import advice
 from ..inventory.model import Inventory
 from ..output.console import fold
 from ..runs import registry
 from .context import find_run, load_inventory_of_run, open_fleet, stderr_console, whoami
 
-BEYOND_GRACE = 60.0  # s beyond grace and lease for a host to stop its ranks and to end its guard
+BEYOND_GRACE = 60.0  # s beyond grace and leases for a host to stop its ranks and to end its guard
 LOOK_EVERY = 0.5  # s
 
 
@@ -31,10 +32,10 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         if head not in hosts or head in lookup.listing.failed:
             raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
         arguments = {"run_id": run.run_id, "node": node, "by": whoami()}
-        if not fleet.session(hosts[head]).request(DRAIN, arguments).accepted:
-            raise UsageError(
-                f"run {run.run_id} cannot continue without {host_name}: it has no spare and not enough other hosts"
-            )
+        answer = fleet.session(hosts[head]).request(DRAIN, arguments)
+        if not answer.accepted:
+            kill = advice.about(run, lookup.listing.runs, inventory.path).command("kill")
+            raise UsageError(_refusal(run.run_id, host_name, kill, is_stuck=host_name == head and not answer.elects))
         has_left = host_name not in run.parts or _wait(run, host_name, inventory, fleet)
     if as_json:
         print(json.dumps({"run_id": run.run_id, "host": host_name, "left": has_left}, indent=2))
@@ -51,16 +52,28 @@ def _node(run: registry.Run, host_name: str) -> int:
         raise UsageError(f"run {run.run_id} is over: {run.state}")
     if host_name == run.witness:
         raise UsageError(f"{host_name} is the witness of run {run.run_id}, which cannot be drained")
-    node = run.all_nodes[host_name]
-    if node == run.head:
-        raise UsageError(f"{host_name} is the head of run {run.run_id}, without which the run cannot continue")
-    return node
+    return run.all_nodes[host_name]
+
+
+def _refusal(run_id: str, host: str, kill: str, *, is_stuck: bool) -> str:
+    """`is_stuck`: it is the head of a run that elects no other."""
+    if is_stuck:
+        why = (
+            f"{host} is the head of run {run_id}, and its hosts elect no other head. They do if three machines can "
+            "vote (a witness counts), with run.max_restarts and without run.head_lost: stop."
+        )
+    else:
+        why = (
+            f"run {run_id} cannot continue without {host}: it has no spare and not enough other hosts. Add a host "
+            "first with `ddp-orch add`."
+        )
+    return f"{why} To end the run, use: {kill}"
 
 
 def _wait(run: registry.Run, host_name: str, inventory: Inventory, fleet: Fleet) -> bool:
-    """Wait until the run is over on that host."""
+    """Wait until the run is over on that host. For the head, that lasts until the others have elected another one."""
     host = next(host for host in inventory.machines if host.name == host_name)
-    deadline = time.monotonic() + run.grace + run.lease + BEYOND_GRACE
+    deadline = time.monotonic() + run.grace + 3 * run.lease + BEYOND_GRACE
     while time.monotonic() < deadline:
         try:
             parts = fleet.session(host).request(LIST, {"members": False}).runs

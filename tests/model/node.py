@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 KILL_MOST = 3.0  # s by the node's clock that the ranks may live after the guard began to kill them
 WAKE_MOST = 1.0  # s from the end of a pause until the guard has looked at its clock; its recorder may be quicker
 STOP_WINDOW = 3.0  # s, of the election
+STOP_BEAT = 1.0  # s at most between two messages to the head, without elections
 
 
 @dataclass
@@ -41,7 +42,8 @@ class Guard:
         self.ok = False
         self.failures: list[str] = []
         self.fenced = False
-        self.permit_until = float("-inf")
+        is_first_head = not node.config.elects and node.config.node == 0
+        self.permit_until = float("inf") if is_first_head else float("-inf")
         self.next: tuple[int, int] | None = None
         self.verdict: str | None = None
         self.wakes_at = float("-inf")
@@ -84,6 +86,8 @@ class Guard:
             self.kill("superseded")
             return  # the order comes again
         if self.node.clock() >= self.permit_until:
+            if not self.node.config.elects:  # else the order itself is out of date, and comes again
+                self.attempt, self.ok, self.failures, self.fenced = attempt, False, [], True
             return
         self.attempt, self.ok, self.failures, self.fenced = attempt, False, [], False
         if self.node.number not in self.node.config.candidates:
@@ -121,6 +125,12 @@ class Guard:
             return
         self.ranks, self.ok = None, ok
 
+    def leave(self) -> None:
+        """The node was drained: that is no verdict on the run."""
+        if self.verdict is None:
+            self.verdict = "stopped"
+            self.kill("drained")
+
     def finish(self, verdict: str) -> None:
         if self.verdict is None:
             self.verdict = verdict
@@ -151,6 +161,8 @@ class Node:
         self.paused = False
         self.left = False  # it has the verdict or has given up, and its processes have ended
         self.gave_up = False
+        self.is_known = False  # to a head: it has had an order
+        self.sick_with = ""  # a problem that the health gate finds
         self.inbox: list[Any] = []  # what happened while it was paused
         self.boots = 0
         self.incarnation = 0  # of the recorder
@@ -160,7 +172,7 @@ class Node:
     @property
     def is_unknown(self) -> bool:
         """It was added, and the run was over before it knew of it. Its guard then gives up by itself."""
-        return self.number >= self.config.voters and not self.state.log
+        return self.number >= self.config.voters and not self.state.log and not self.is_known
 
     # its clock
 
@@ -237,11 +249,15 @@ class Node:
 
     # its recorder
 
+    @property
+    def _beat(self) -> float:
+        return self.config.beat if self.config.elects else min(STOP_BEAT, self.config.beat)
+
     def _tick(self, incarnation: int) -> None:
         if incarnation != self.incarnation or self.left:
             return
         self.world.after(
-            self.config.beat * self.world.dice.uniform(0.8, 1.2) / self.rate,
+            self._beat * self.world.dice.uniform(0.8, 1.2) / self.rate,
             lambda: self.do(lambda: self._tick(incarnation)),
         )
         if self.world.scenario.eager and self.config.position is not None:
@@ -261,6 +277,8 @@ class Node:
             elif isinstance(action, election_state.Write):
                 del self.disk.log[action.length :]
                 self.disk.log += action.entries
+            elif not self.config.elects:
+                continue  # there are no beats, and the gang grants the permits
             elif isinstance(action, election_state.Permit):
                 self.guard.permit(action.until)
             else:
@@ -287,6 +305,7 @@ class Node:
         if kind == "election":
             self.step(election_state.Received(sender, content, self.clock()))
         else:
+            self.world.steps += not self.config.elects
             self.gang.on_message(sender, kind, content)
 
     def give_up(self) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from orchestrator.node.gang.election_state import Entry
 
 LOST = "host lost"  # as gang.py names it
+RANK_FAILED = "rank of node"  # as node.py does
 
 
 class Violation(AssertionError):
@@ -28,6 +29,7 @@ class Rules:
 
     def __init__(self) -> None:
         self.attempts: dict[int, int] = {}
+        self.attempt = 0  # the newest that the log has
         self.heads: dict[int, int] = {}
         self.committed: list[Entry] = []
         self.first_failures: dict[int, str] = {}
@@ -72,6 +74,15 @@ class Rules:
             self.first_failures[attempt] = failure
         elif first != failure:
             raise Violation(f"attempt {attempt}: {self.first_failures[attempt]!r} became {failure!r}")
+
+    def attempt_begins(self, attempt: int, max_restarts: int, unfit: list[str]) -> None:
+        """`unfit`: hosts of its team on which no attempt can succeed, as far as the gang knows."""
+        self.attempt = max(self.attempt, attempt)
+        failed = [number for number, what in self.first_failures.items() if number < attempt and RANK_FAILED in what]
+        if len(failed) > max_restarts:
+            raise Violation(f"attempt {attempt} begins after the attempts {failed} have failed, with {max_restarts=}")
+        if unfit:
+            raise Violation(f"attempt {attempt} begins on {unfit}")
 
     def node_ends(self, node: int, verdict: str) -> None:
         self.verdicts[node] = verdict

@@ -8,17 +8,19 @@ from collections.abc import Callable
 
 from .gangs import Gang
 from .rules import Violation
-from .world import Fault, Scenario, Weather, World
+from .world import MANY, Fault, Scenario, Weather, World
 
 MOST_ADDED = 2  # nodes
+PROBLEMS = ("gpu-lost", "clock-off")  # of the health gate: with the first one, no attempt can succeed
 SECONDS = (0.05, 0.3, 0.7, 1.0, 1.3, 2.0, 4.0)  # that a fault lasts, in leases
 
 
-def scenario(seed: str, begins: float = 0.5) -> Scenario:
-    """`begins`: s, from when on there are faults."""
+def scenario(seed: str, begins: float = 0.5, whole: bool = False) -> Scenario:
+    """`begins`: s, from when on there are faults. `whole`: with all that only gang.step has."""
     dice = random.Random(seed)
     voters = dice.choice((3, 3, 4, 5, 5))
-    witness = dice.random() < 0.3
+    elects = not whole or dice.random() < 0.7
+    witness = elects and dice.random() < 0.3
     team_size = dice.randint(max(1, voters - witness - 2), voters - witness)
     lease = dice.choice((2.0, 8.0, 8.0))
     eager = dice.random() < 0.5
@@ -31,18 +33,25 @@ def scenario(seed: str, begins: float = 0.5) -> Scenario:
     faults = []
     at = begins + dice.uniform(0.0, 10.0)
     for _ in range(dice.randint(1, 8)):
-        faults.append(_fault(dice, voters, at, lease))
+        faults.append(_fault(dice, voters, at, lease, whole))
         at += lease * dice.choice((0.01, 0.06, 0.4, 0.8, 1.1, 2.0)) * dice.uniform(0.8, 1.2)
-    faults += _for_good(dice, voters, voters - witness - team_size, begins, at)
+    faults += _for_good(dice, voters, voters - witness - team_size, begins, at, elects)
     if dice.random() < 0.2:
         faults.append(Fault(begins + dice.uniform(0.0, at + lease), "stop"))
     if dice.random() < 0.3:
-        seconds = dice.choice((0.1, lease, float("inf")))
+        is_last_straw = any(fault.seconds == float("inf") for fault in faults)
+        seconds = dice.choice((0.1, lease, lease if is_last_straw else float("inf")))
         faults.append(Fault(begins, "farewell", dice.randrange(voters), seconds))
     if dice.random() < 0.4:
         some_are_gone = any(fault.seconds == float("inf") for fault in faults)
-        faults += _changes(dice, voters, team_size, witness, lease, begins, at, some_are_gone)
-    return Scenario(seed, voters, team_size, witness, True, lease, eager, weather, tuple(faults))
+        faults += _changes(dice, voters, team_size, witness, lease, begins, at, some_are_gone, whole)
+    if not elects:
+        faults = [fault for fault in faults if (fault.kind, fault.node) != ("leave", 0)]
+    common = Scenario(seed, voters, team_size, witness, elects, lease, eager, weather, tuple(faults))
+    if not whole:
+        return common
+    max_restarts = dice.choice((0, 1, 2, 5, MANY, MANY))
+    return common._replace(max_restarts=max_restarts, has_gate=dice.random() < 0.5, has_agreement=dice.random() < 0.5)
 
 
 def _changes(
@@ -54,18 +63,27 @@ def _changes(
     begins: float,
     until: float,
     some_are_gone: bool,
+    whole: bool,
 ) -> list[Fault]:
     """Nodes are added and leave, and there are faults meanwhile."""
     added = dice.randint(0, MOST_ADDED)
     faults = [Fault(dice.uniform(begins, until), "add") for _ in range(added)]
     if voters - witness > team_size and dice.random() < 0.5 and not some_are_gone:
-        faults.append(Fault(dice.uniform(begins, until), "leave", dice.randrange(voters - witness), float("inf")))
+        faults += _leave(dice, voters - witness, voters - witness - team_size, begins, until, whole)
     for _ in range(dice.randint(0, 3)):
-        faults.append(_fault(dice, voters + added, dice.uniform(begins, until + lease), lease))
+        faults.append(_fault(dice, voters + added, dice.uniform(begins, until + lease), lease, whole))
     return faults
 
 
-def _for_good(dice: random.Random, voters: int, spares: int, begins: float, until: float) -> list[Fault]:
+def _leave(dice: random.Random, hosts: int, spares: int, begins: float, until: float, whole: bool) -> list[Fault]:
+    if not whole or dice.random() < 0.3:
+        return [Fault(dice.uniform(begins, until), "leave", dice.randrange(hosts), float("inf"))]
+    leaving = {0} if dice.random() < 0.4 else set()  # the first head
+    leaving |= set(dice.sample(range(hosts), dice.randint(1, spares) - len(leaving)))
+    return [Fault(dice.uniform(begins, until), "drain", number) for number in sorted(leaving)]
+
+
+def _for_good(dice: random.Random, voters: int, spares: int, begins: float, until: float, elects: bool) -> list[Fault]:
     """Faults that never end, and still leave a majority and a team."""
     gone = dice.sample(range(voters), min((voters - 1) // 2, spares)) if dice.random() < 0.3 else []
     faults = []
@@ -75,14 +93,16 @@ def _for_good(dice: random.Random, voters: int, spares: int, begins: float, unti
         inward = [(there, here) for here, there in others]
         pairs = dice.choice((others + inward, inward))
         cut = Fault(at, "cut", node, float("inf"), tuple(pairs))
-        faults.append(dice.choice((Fault(at, "power", node, float("inf")), cut)))
+        power = Fault(at, "power", node, float("inf"))
+        faults.append(dice.choice((power, cut)) if elects or node != 0 else power)  # the head alone would wait on
     return faults
 
 
-def _fault(dice: random.Random, voters: int, at: float, lease: float) -> Fault:
+def _fault(dice: random.Random, voters: int, at: float, lease: float, whole: bool) -> Fault:
     seconds = lease * dice.choice(SECONDS) * dice.uniform(0.8, 1.2)
     node = dice.randrange(voters) if dice.random() < 0.7 else 0
-    match dice.choice(("cut", "cut", "cut", "power", "pause", "recorder", "fail")):
+    kinds = ("cut", "cut", "cut", "power", "pause", "recorder", "fail", *(("sick",) * whole))
+    match dice.choice(kinds):
         case "cut":
             only = dice.choice(("", "", "", "Beat", "Ack", "Answer", "order", "status"))
             return Fault(at, "cut", 0, seconds, _cut(dice, voters, node), only)
@@ -90,6 +110,8 @@ def _fault(dice: random.Random, voters: int, at: float, lease: float) -> Fault:
             return Fault(at, "power", node, seconds)
         case "pause":
             return Fault(at, "pause", node, seconds)
+        case "sick":
+            return Fault(at, "sick", node, seconds, only=dice.choice(PROBLEMS))
         case "recorder":
             return Fault(at, "recorder", node)
         case _:
@@ -139,7 +161,7 @@ def walk(seed: str, steps: int, gang: type[Gang], begins: float = 0.5) -> tuple[
     for number in itertools.count():
         if done >= steps:
             return number, done
-        world = World(scenario(f"{seed}.{number}", begins), gang)
+        world = World(scenario(f"{seed}.{number}", begins, gang.ends_alone), gang)
         try:
             world.play()
         except Violation:

@@ -15,8 +15,10 @@ from .gangs import Gang
 from .node import STOP_WINDOW, Node, Ranks
 from .rules import Rules, Violation
 
-CALM = 200.0  # s after the last fault has ended, in which the run must end
+MANY = 1000  # restarts
+CALM = 300.0  # s after the last fault has ended, in which the run must end
 CALM_DELAY = 0.01  # s, the mean delay of messages then
+BEHIND = 10  # messages that wait behind a late one, where their order is kept
 
 
 class Weather(NamedTuple):
@@ -29,9 +31,10 @@ class Weather(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """`kind`: cut, power, pause, recorder, fail, stop, farewell, add or leave.
+    """`kind`: cut, power, pause, recorder, fail, sick, stop, farewell, add, drain or leave.
 
-    cut: `pairs` are links, each in one direction. add: one more node. leave: the node has been drained, and is gone.
+    cut: `pairs` are links, each in one direction. add: one more node. drain: the node is asked to leave the run, also
+    if it is the head. leave: the node has been drained, and is gone. sick: the health gate finds the problem `only`.
 
     farewell: the head loses its power as it tells the others of the verdict, after `node` of them.
 
@@ -60,6 +63,9 @@ class Scenario(NamedTuple):
     eager: bool  # candidates try as soon as their own lease is over
     weather: Weather
     faults: tuple[Fault, ...]
+    max_restarts: int = MANY
+    has_gate: bool = False
+    has_agreement: bool = True
 
 
 class World:
@@ -76,7 +82,10 @@ class World:
         self._calm = False
         self._told = 0  # nodes, of the verdict
         self._gang = gang
-        self.drained: set[int] = set()
+        self.drained: set[int] = set()  # and gone, without a word to the others
+        self.asked_to_leave: set[int] = set()
+        self._is_stopped = False
+        self._newest: dict[tuple[int, int], tuple[list[int], float]] = {}  # message of each link: when it arrives
         self.nodes: list[Node] = []
         for _ in range(scenario.voters):
             self._add_node()
@@ -98,12 +107,33 @@ class World:
         is_cut = self._cuts[sender, receiver, ""] or self._cuts[sender, receiver, kind]
         if is_cut or (self.dice.random() < weather.loss and not self._calm):
             return
+        if not self.scenario.elects:
+            self._send_in_order(sender, receiver, payload)
+            return
         node = self.nodes[receiver]
         for _ in range(1 + (self.dice.random() < weather.doubled)):
-            seconds = self.dice.expovariate(1 / (CALM_DELAY if self._calm else weather.delay))
-            if self.dice.random() < weather.late and not self._calm:
-                seconds = self.dice.uniform(0, 3 * self.scenario.lease)
-            self.after(seconds, lambda: node.do(lambda: node.hear(sender, payload)))
+            self.after(self._delay(), lambda: node.do(lambda: node.hear(sender, payload)))
+
+    def _send_in_order(self, sender: int, receiver: int, payload: tuple[str, Any]) -> None:
+        """Without elections, all goes by the link of a node to the head, and the link ends with either process."""
+        ends = self.nodes[sender], self.nodes[receiver]
+        processes = [end.incarnation for end in ends]
+        known, newest = self._newest.get((sender, receiver), (processes, 0.0))
+        at = max(self.now + self._delay(), newest if known == processes else 0.0)
+        self._newest[sender, receiver] = processes, at
+
+        def arrive() -> None:
+            if [end.incarnation for end in ends] == processes:
+                ends[1].hear(sender, payload)
+
+        self.after(at - self.now, lambda: ends[1].do(arrive))
+
+    def _delay(self) -> float:
+        seconds = self.dice.expovariate(1 / (CALM_DELAY if self._calm else self.scenario.weather.delay))
+        late = self.scenario.weather.late / (1 if self.scenario.elects else BEHIND)
+        if self.dice.random() < late and not self._calm:
+            seconds = self.dice.uniform(0, 3 * self.scenario.lease)
+        return seconds
 
     def check_after(self, seconds: float) -> None:
         """Ranks that overslept must be dead by then, or belong to the attempt of all others."""
@@ -153,7 +183,12 @@ class World:
                 node.do(node.start_recorder)
             case "fail":
                 node.do(node.guard.fail)
+            case "sick":
+                node.sick_with = fault.only
+            case "drain":
+                self.asked_to_leave.add(fault.node)
             case "stop":
+                self._is_stopped = True
                 for other in self.nodes:
                     other.do(other.request_stop)
 
@@ -167,8 +202,12 @@ class World:
             case "power":
                 if fault.node not in self.drained:
                     node.power_on()
+                if self._is_stopped and not self.scenario.elects:
+                    node.do(node.request_stop)  # `kill` did not reach this host, and is run again
             case "pause":
                 node.resume()
+            case "sick":
+                node.sick_with = ""
 
     def play(self) -> None:
         """Until the calm after the last fault. Raises Violation."""
@@ -198,11 +237,14 @@ class World:
         is_someone_gone = any(fault.seconds == float("inf") for fault in self.scenario.faults)
         if is_someone_gone and not self.rules.committed:
             return  # the head was lost before any other node knew that the run had begun
-        if not self.rules.verdicts:
+        is_headless = not self.scenario.elects and not self.nodes[0].up  # the others end without a verdict
+        if not self.rules.verdicts and not is_headless:
             stop = any(fault.kind == "stop" for fault in self.scenario.faults)
             raise Violation("a stop request did not end the run" if stop else "the run made no progress")
         obeys = all(fault.only not in ("order", "status") for fault in self.scenario.faults)
-        if obeys and not set(self.rules.verdicts.values()) <= {"succeeded", "killed"}:
+        is_spent = self.rules.attempt > self.scenario.max_restarts
+        allowed = {"succeeded", "killed", "failed", "lost"} if is_spent else {"succeeded", "killed"}
+        if obeys and not set(self.rules.verdicts.values()) <= allowed:
             raise Violation(f"a run that could continue has ended: {self.rules.verdicts}")
         for ranks in self.alive_ranks():
             raise Violation(f"ranks of attempt {ranks.attempt} are left on node {ranks.node}")

@@ -196,6 +196,24 @@ def test_hosts_that_are_added_vote_and_lead(runs: Runs, tmp_path: Any) -> None:
         assert run.record("exit.json", node)["verdict"]["state"] == "succeeded"  # type: ignore[index]
 
 
+def test_a_head_that_is_drained_hands_over(runs: Runs, tmp_path: Any) -> None:
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), options=electing(max_restarts=1))
+    everybody_works(run, 1, 0, 1, 2)
+    asked = {"run_id": run.run_id, "node": 0, "by": "the test"}
+    assert run.hosts[0].session.request("drain", asked)["accepted"]
+    everybody_works(run, 2, 1, 2)
+    wait_until(lambda: run.record("exit.json", 0), 30, "the old head ends")
+    assert run.record("exit.json", 0)["verdict"]["state"] == "stopped"  # type: ignore[index]
+    assert "host-0 has left the lead; host-1 leads now" in said(run, 1)
+    assert all("first failure" not in said(run, node) for node in range(3))
+    wait_until(lambda: voters(run, 1) == [1, 2], 30, "two hosts vote")
+    end.touch()
+    for node in (1, 2):
+        wait_until(lambda node=node: run.record("exit.json", node), 30, f"the run ends on {node}")
+        assert run.record("exit.json", node)["verdict"]["state"] == "succeeded"  # type: ignore[index]
+
+
 def test_a_host_that_was_drained_does_not_vote_any_more(runs: Runs, tmp_path: Any) -> None:
     run = runs.start(WORK, str(tmp_path / "never"), nproc=(1, 1, 1, 1), options=electing("1:4"))
     everybody_works(run, 1, 0, 1, 2, 3)

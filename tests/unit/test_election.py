@@ -24,6 +24,7 @@ from orchestrator.node.gang.election_state import (
     Permit,
     Proposed,
     Received,
+    Resigned,
     Role,
     Save,
     Send,
@@ -291,6 +292,19 @@ def test_a_head_that_hears_no_majority_for_two_leases_resigns() -> None:
     assert actions == (Save(Ballot(1, 0, False)),)
 
 
+def test_a_head_that_resigns_votes_and_is_no_candidate() -> None:
+    head, actions = step(node(0), Resigned(BEGAN + 1))
+    assert head.role is Role.FOLLOWER and actions == (Save(Ballot(1, 0, leads=False)),)
+    assert not election.has_authority(head, BEGAN + 1) and head.due_at == float("inf")
+    head, actions = step(head, Tick(BEGAN + 1000))
+    assert (head.role, actions) == (Role.FOLLOWER, ())
+    head, actions = receive(head, 1, ask(), BEGAN + 1000)
+    assert answer(actions).granted
+    assert step(head, Tick(BEGAN + 2000))[0].role is Role.FOLLOWER
+    follower = node(1)
+    assert step(follower, Resigned(BEGAN + 1)) == (follower, ())
+
+
 def test_a_beat_of_an_earlier_epoch_is_refused_with_the_later_one() -> None:
     voter, _ = receive(node(2), 1, ask(), LATER)
     after, actions = receive(voter, 0, beat(node(0), 2), LATER)
@@ -436,6 +450,14 @@ def test_a_node_that_does_not_vote_any_more_never_tries_to_lead_and_is_not_asked
     assert asked.role is Role.TRIAL and [action.node for action in actions if isinstance(action, Send)] == [0]
     asked, _ = receive(asked, 2, Answer(1, True, asked.round, True), LATER + 10)
     assert asked.role is Role.TRIAL  # one that does not vote does not count
+
+
+def test_the_last_voter_keeps_its_authority_and_its_permit() -> None:
+    only = Entry(1, '{"event": "Voters", "fields": {"nodes": [0]}}')
+    head = node(0, (A, only))
+    for at in (BEGAN + 10, BEGAN + 100):  # a recorder that is started again too
+        head, actions = step(head, Tick(at))
+        assert Permit(at + SHORTER * LEASE, 1) in actions and election.has_authority(head, at)
 
 
 def test_a_change_of_voters_that_is_cut_from_the_log_is_undone() -> None:

@@ -9,13 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from model import gangs, node, walk, world
+from model import gangs, node, real_gang, walk, world
 from model.gangs import Gang
 from model.real_gang import BEGUN_BY, RealGang
 from model.world import Fault, Scenario, Weather
 
-from orchestrator.node.gang import election, election_log, team
+from orchestrator.node.gang import election, election_log, newcomers
 from orchestrator.node.gang.election_state import SHORTER, Beat, State, first_ballot
+from orchestrator.node.gang.gang_state import KILL_WINDOW, NodePhase
 
 STEPS = 40_000
 SEEDS = 80  # in which the scenario of a broken rule is played, until it is noticed
@@ -162,8 +163,41 @@ def test_the_model_notices_when_the_gang_does_not_wait_for_the_ranks_of_a_lost_h
     case = scenario(Fault(10, "cut", 0, 30, both((1, 0), (1, 2))), lease=2.0, team_size=2)
     seeds = [case._replace(seed=str(seed)) for seed in range(SEEDS)]
     assert not any(walk.violation(seed, RealGang) for seed in seeds[:5])
-    with patch.object(team, "KILL_WINDOW", 0.0):
+    with patch.object(real_gang, "kill_window", lambda lease, elects: 0.0):
         assert any(walk.violation(seed, RealGang) for seed in seeds)
+
+
+def test_the_model_notices_when_a_head_that_is_not_elected_takes_its_clock_for_that_of_a_lost_host() -> None:
+    """The head's clock is fast, that of the lost host is slow, and a spare takes its place."""
+    case = scenario(Fault(9.3, "cut", 0, 150, both((0, 1), (1, 2))), lease=12.0, team_size=2)
+    case = case._replace(seed="52", elects=False)  # a seed with such clocks
+    assert not walk.violation(case, RealGang)
+    with patch.object(real_gang, "kill_window", lambda lease, elects: KILL_WINDOW):
+        assert walk.violation(case, RealGang)
+
+
+def draining(*numbers: int) -> list[Scenario]:
+    case = scenario(*(Fault(9.0, "drain", number) for number in numbers), voters=5, team_size=2)
+    return [case._replace(seed=str(seed)) for seed in range(3)]
+
+
+def test_a_head_that_is_drained_hands_over() -> None:
+    assert not any(walk.violation(case, RealGang) for case in draining(0, 1, 2))
+
+
+def test_hosts_that_are_drained_at_once_leave_a_majority() -> None:
+    """Three of five. They end when they do not vote any more, instead of the other way round."""
+    assert not any(walk.violation(case, RealGang) for case in draining(2, 3, 4))
+    with (
+        patch.object(newcomers, "may_end", lambda state, number: number != state.head),
+        patch.object(newcomers, "_has_left", lambda state, number: state.nodes[number].phase is NodePhase.LOST),
+    ):
+        assert any(walk.violation(case, RealGang) for case in draining(2, 3, 4))
+
+
+def test_of_a_run_from_which_all_but_one_leave_the_last_host_goes_on() -> None:
+    case = scenario(Fault(9.0, "drain", 0), Fault(9.1, "drain", 1), Fault(60.0, "drain", 1))
+    assert not any(walk.violation(case._replace(seed=str(seed)), RealGang) for seed in range(5))
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])

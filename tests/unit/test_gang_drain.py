@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from golden_files import assert_message
 
-from orchestrator.node.gang import gang, gang_events, gang_orders
-from orchestrator.node.gang.gang_events import End, Run, Stop
-from orchestrator.node.gang.gang_state import Phase, State
+from orchestrator.node.gang import drain as drain_rules
+from orchestrator.node.gang import gang, gang_events, gang_orders, newcomers, team
+from orchestrator.node.gang.gang_events import End, Run, Stop, Wait
+from orchestrator.node.gang.gang_state import NodePhase, Phase, State
+from orchestrator.node.roles import narration
 
 NODES = [{"host": f"host-{number}", "nproc": 1} for number in range(3)]
 SPARED = [*NODES, {"host": "host-3", "nproc": 1, "spare": True}]
@@ -64,6 +67,97 @@ def test_without_a_spare_the_run_continues_with_fewer_hosts() -> None:
 def test_a_drain_that_the_run_cannot_survive_changes_nothing(number: int) -> None:
     state = begun(NODES)
     assert drain(state, number) == state
+
+
+ELECTING: dict[str, Any] = {"max_restarts": 3, "rejoin_timeout": 600.0, "elects": True}
+
+
+def test_a_head_that_is_drained_hands_over() -> None:
+    state = drain(begun(SPARED, **ELECTING), 0)
+    assert state.phase is Phase.STOPPING and state.nodes[0].leaves
+    state = exited(state, 2010.0, 0, 1, 2)
+    assert drain_rules.has_to_resign(state) and gang_orders.label(state) == "restarting"
+    assert not team.restart_is_due(state, 5000.0)  # this head begins no other attempt
+    state, _ = gang.step(state, gang_events.Tick(5000.0))
+    assert state.phase is Phase.RESTARTING  # and does not wait for anybody
+    state, _ = gang.step(state, gang_events.Elected(1, "10.0.0.2", 100.0))
+    assert (state.head, state.first_failure, state.failures) == (1, None, ())
+    state, actions = gang.step(state, gang_events.PortFound(29501, 101.0))
+    assert (state.team, state.restarts_used) == ((1, 3, 2), 0)
+    assert newcomers.voters(state) == {1, 2, 3}
+    state, actions = gang.step(state, gang_events.Voters([1, 2, 3], 102.0))
+    (end,) = [action.order for action in actions if action.node == 0]
+    assert isinstance(end, End) and end.verdict["state"] == "stopped"
+
+
+def test_drained_hosts_end_when_they_do_not_vote_any_more() -> None:
+    """Two of four that leave at once would leave no majority."""
+    nodes = [*SPARED[:2], *({"host": f"host-{number}", "nproc": 1, "spare": True} for number in (2, 3))]
+    state = drain(drain(begun(nodes, **ELECTING), 2), 3)
+    assert newcomers.voters(state) == {0, 1}
+    assert [type(gang_orders.order_of(state, number)) for number in (2, 3)] == [Wait, Wait]
+    state, actions = gang.step(state, gang_events.Voters([0, 1, 3], 2001.0))
+    assert [(action.node, type(action.order)) for action in actions] == [(2, End)]
+
+
+def test_a_spare_may_follow_the_head() -> None:
+    state = exited(drain(begun(SPARED, **ELECTING), 0), 2010.0, 0, 1, 2)
+    state, _ = gang.step(state, gang_events.Elected(3, "10.0.0.4", 100.0))
+    state, _ = gang.step(state, gang_events.PortFound(29501, 101.0))
+    assert state.team == (3, 1, 2)
+
+
+def test_an_elected_head_without_ranks_hands_over_too() -> None:
+    state = begun([*SPARED, {"host": "host-4", "nproc": 1, "spare": True}], **ELECTING)
+    state, _ = gang.step(state, gang_events.Elected(3, "10.0.0.4", 100.0))
+    state = drain(exited(state, 101.0, 1, 2), 3, 102.0)
+    assert drain_rules.has_to_resign(state)
+    assert isinstance(gang_orders.order_of(state, 3), Wait)  # it ends on the word of the next head
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options"),
+    [(NODES, {**ELECTING, "min_nodes": 3}), (SPARED, {**ELECTING, "elects": False}), (NODES[:1], ELECTING)],
+)
+def test_a_head_that_nobody_can_follow_is_not_drained(nodes: list[dict[str, Any]], options: dict[str, Any]) -> None:
+    state = begun(nodes, **options)
+    assert drain(state, 0) == state
+
+
+def test_nobody_else_leaves_while_the_head_hands_over() -> None:
+    state = drain(begun(SPARED, **ELECTING, min_nodes=1), 0)
+    assert drain(state, 1) == state
+
+
+def test_a_head_that_fails_as_it_hands_over_is_lost() -> None:
+    """Its ranks may still run."""
+    state = drain(begun(SPARED, **ELECTING), 0)
+    state, _ = gang.step(state, gang_events.Elected(1, "10.0.0.2", 100.0))
+    assert state.nodes[0].phase is NodePhase.LOST
+    state = exited(state, 101.0, 1, 2)
+    state, _ = gang.step(state, gang_events.PortFound(29501, 110.0))
+    assert state.team == (1, 3, 2)
+
+
+def test_a_head_that_was_to_leave_and_leads_again_resigns_again() -> None:
+    state = exited(drain(begun(SPARED, **ELECTING), 0), 2010.0, 0, 1, 2)
+    state, _ = gang.step(state, gang_events.Elected(0, "10.0.0.1", 2020.0))
+    assert drain_rules.has_to_resign(state)
+
+
+def test_what_the_log_says_of_a_head_that_hands_over() -> None:
+    said: list[str] = []
+    state = begun(SPARED, **ELECTING)
+    events = [
+        gang_events.Drain(0, "ann", GRACE, 2000.0),
+        *(gang_events.Exited(number, 1, True, 2001.0) for number in range(3)),
+        gang_events.Elected(1, "10.0.0.2", 100.0),
+        gang_events.PortFound(29501, 101.0),
+    ]
+    for event in events:
+        before, (state, _) = state, gang.step(state, event)
+        said += narration.lines(before, state)
+    assert_message("drained-head", "\n".join(said))
 
 
 def test_a_drained_spare_ends_at_once_and_is_not_used() -> None:

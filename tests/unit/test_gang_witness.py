@@ -72,6 +72,14 @@ def test_its_loss_is_said_in_one_line_and_changes_nothing_else() -> None:
     assert (back.phase, back.team) == (Phase.RUNNING, (0, 1))
 
 
+def test_a_witness_that_comes_late_was_not_added() -> None:
+    state = gang.begin(NODES, 3, 1, 600.0, 3)
+    for number in (0, 1):
+        state = step(state, gang_events.Joined(number, 1000.0))
+    state = step(state, gang_events.StartRequested("10.0.0.1", 29500, 1000.0))
+    assert list(narration.lines(state, step(state, gang_events.Joined(WITNESS, 1010.0)))) == []
+
+
 def test_it_cannot_be_drained() -> None:
     state = begun()
     assert step(state, gang_events.Drain(WITNESS, "ann", 5.0, 1010.0)) == state

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.node.gang import gang
-from orchestrator.node.gang.gang_events import Agreed, Joined, NotAgreed, StartRequested
+from orchestrator.node.gang.gang_events import Agreed, Drain, Elected, Exited, Joined, NotAgreed, StartRequested
+from orchestrator.node.gang.gang_state import Phase
 from orchestrator.node.roles import resumption
 
 TIMEOUT = 60.0
@@ -51,6 +52,7 @@ class Copying:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[object] = []
         self.leaders: list[Leader] = []
+        self.told: list[Any] = []  # node and message
         monkeypatch.setattr(resumption, "LineProcess", self._start)
         nodes = [{"host": host, "nproc": 1, "spare": False} for host in "ab"]
         state = gang.begin(nodes, max_restarts=1, has_agreement=True)
@@ -69,7 +71,7 @@ class Copying:
         recorder: Any = SimpleNamespace(spec=spec, key=b"", say=lambda text: None)
         server: Any = self.server
         self.resumption = resumption.Resumption(
-            recorder, server, lambda: ["10.0.0.1"], lambda node, message: None, self.events.append
+            recorder, server, lambda: ["10.0.0.1"], lambda *told: self.told.append(told), self.events.append
         )
         self.begin(100.0)
 
@@ -93,6 +95,31 @@ class Copying:
 @pytest.fixture
 def copying(monkeypatch: pytest.MonkeyPatch) -> Copying:
     return Copying(monkeypatch)
+
+
+def test_a_host_that_joins_during_a_round_is_asked_too(copying: Copying) -> None:
+    copying.resumption.advance(copying.state._replace(phase=Phase.RUNNING), 101.0)
+    copying.told.clear()
+    copying.resumption.advance(copying.state, 102.0)
+    assert [node for node, _ in copying.told] == [1]  # which has no link yet
+    copying.resumption.on_joined(1, 103.0)
+    assert copying.told[1:] == [copying.told[0]]
+
+
+def test_the_folder_of_rank_0_is_the_source_though_its_host_leaves(copying: Copying) -> None:
+    nodes = [{"host": host, "nproc": 1, "spare": host == "c"} for host in "abc"]
+    state = gang.begin(nodes, 3, 1, 600.0, has_agreement=True, elects=True)
+    for event in (*(Joined(number, 0.0) for number in range(3)), StartRequested("10.0.0.1", 29500, 0.0)):
+        state, _ = gang.step(state, event)
+    state, _ = gang.step(state, Agreed(1, (0, 1), 1.0))
+    state, _ = gang.step(state, Drain(0, "ann", 1.0, 2.0))
+    for number in (0, 1):
+        state, _ = gang.step(state, Exited(number, 1, True, 3.0))
+    state, _ = gang.step(state, Elected(1, "10.0.0.2", 50.0))
+    copying.resumption.close()
+    copying.resumption.advance(state, 60.0)
+    current = copying.resumption._round
+    assert current and (current.team, current.source, current.nodes) == ((1, 2), 0, (0, 1, 2))
 
 
 def test_copies_may_take_any_time_as_long_as_bytes_arrive(copying: Copying) -> None:

@@ -1,10 +1,14 @@
-"""A host leaves a run on request: the attempt is stopped with the run's grace, and the next begins without it. Pure."""
+"""A host leaves a run on request: the attempt is stopped with the run's grace, and the next begins without it. Pure.
+
+The head can leave where another one can be elected. It resigns when the attempt is stopped, and votes. The attempt of
+the next head begins without it.
+"""
 
 from typing import Any, Dict, Iterator
 
 from .gang_events import Drain
 from .gang_failures import earlier_failures
-from .gang_state import Phase, State, change_node
+from .gang_state import GONE, NodePhase, Phase, State, change_node
 from .team import next_team, why_not_again
 
 
@@ -30,13 +34,36 @@ def on_requested(state: State, event: Drain) -> State:
 
 
 def can_leave(state: State, number: int) -> bool:
-    if number == state.head or not 0 <= number < len(state.nodes):
+    if not 0 <= number < len(state.nodes):
         return False
     if state.nodes[number].leaves is not None or state.nodes[number].witness:
         return False
     if state.phase in (Phase.WAITING, Phase.OVER) or state.stopped_by is not None:
         return False
+    if number == state.head:
+        return _can_hand_over(state)
+    if state.hands_over:
+        return state.nodes[number].node_rank is None
     return state.nodes[number].node_rank is None or next_team(change_node(state, number, leaves={})) is not None
+
+
+def _can_hand_over(state: State) -> bool:
+    """Whether the run continues without its head, whoever of the others is elected."""
+    after = change_node(state, state.head, leaves={})
+    successors = [
+        number
+        for number, node in enumerate(state.nodes)
+        if number != state.head
+        and node.phase not in (*GONE, NodePhase.RETURNED)
+        and not (node.witness or node.away or node.leaves is not None)
+    ]
+    led = [next_team(after._replace(head=number)) for number in successors]
+    return state.elects and bool(led) and None not in led
+
+
+def has_to_resign(state: State) -> bool:
+    """Whether the head was asked to leave, and no rank is left. Until another head is known, it stays so."""
+    return state.hands_over and state.phase is Phase.RESTARTING
 
 
 def on_lost(state: State, number: int, failure: Dict[str, Any]) -> State:
@@ -52,4 +79,5 @@ def lines(before: State, after: State) -> Iterator[str]:
     for number, node in enumerate(after.nodes):
         if node.leaves is not None and before.nodes[number].leaves is None:
             rest = "stopping all nodes, to continue without it" if after.drained_by else "it is not used any more"
+            rest += ", with another head" if number == after.head else ""
             yield "draining %s: requested by %s; %s" % (node.host, node.leaves["stopped_by"], rest)

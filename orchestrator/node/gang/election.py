@@ -35,6 +35,7 @@ from .election_state import (
     Permit,
     Proposed,
     Received,
+    Resigned,
     Role,
     Save,
     Send,
@@ -63,6 +64,8 @@ def step(state: State, event: Event) -> Step:
         return _on_proposed(state, event)
     if isinstance(event, Admitted):
         return _on_admitted(state, event)
+    if isinstance(event, Resigned):
+        return _resign(state._replace(retired=True), event.at) if state.role is Role.HEAD else (state, ())
     return _on_received(state, event)
 
 
@@ -161,7 +164,7 @@ def _lead(state: State, at: float) -> State:
         stamps=(None,) * count,
         stamped_at=(at,) * count,
     )
-    if state.quorum == 1:  # nobody's acknowledgement is needed, so no lapse of it stops ranks here
+    if not state.config.elects:  # nobody's acknowledgement is needed, so no lapse of it stops ranks here
         after = after._replace(permit_until=float("inf"))
     return _commit(after)
 
@@ -233,12 +236,16 @@ def _on_ack(state: State, sender: int, ack: Ack, at: float) -> Step:
     length = after.lengths[sender]
     if was_silent or (length is not None and length < after.length and length != known):
         actions.append(_send_beat(after, sender, at))
-    after = _commit(after)
-    until = authority_until(after, at)
-    if until > after.permit_until:
-        after = after._replace(permit_until=until)
-        actions.append(Permit(until, after.ballot.epoch))
-    return after, tuple(actions)
+    after, permits = _permit_own(_commit(after), at)
+    return after, (*actions, *permits)
+
+
+def _permit_own(state: State, at: float) -> Step:
+    """The head's own ranks may run as long as it has authority."""
+    until = authority_until(state, at)
+    if until <= state.permit_until:
+        return state, ()
+    return state._replace(permit_until=until), (Permit(until, state.ballot.epoch),)
 
 
 def _commit(state: State) -> State:
@@ -327,10 +334,11 @@ def _on_tick(state: State, at: float) -> Step:
         if at < state.beat_at:
             return state, ()
         after = state._replace(beat_at=at + state.config.beat)
-        return after, tuple(_send_beat(after, node, at) for node in _others(after))
+        after, permits = _permit_own(after, at)  # the last voter gets no acknowledgements
+        return after, (*permits, *(_send_beat(after, node, at) for node in _others(after)))
     if state.role is not Role.FOLLOWER and at >= state.round_ends_at:
         return state._replace(role=Role.FOLLOWER, campaign_at=state.config.next_turn(at)), ()
-    is_due = at >= state.campaign_at and state.config.node in state.voters
+    is_due = at >= state.campaign_at and state.may_lead
     if state.role is Role.FOLLOWER and is_due and _lease_is_over(state, at):
         return _ask_all(state._replace(role=Role.TRIAL, head=None), at)
     return state, ()

@@ -99,6 +99,7 @@ class State(NamedTuple):
     committed: int = 0  # so many entries are on a majority
     verified: int = 0  # so many entries are the same as on the head of this epoch
     permit_until: float = float("-inf")  # ranks may run here until then
+    retired: bool = False  # it was the head and has resigned for good
     # of a candidate
     round: int = 0  # an answer counts only in the round in which it was asked for
     round_ends_at: float = 0.0
@@ -127,6 +128,10 @@ class State(NamedTuple):
         return self.voter_sets[-1]
 
     @property
+    def may_lead(self) -> bool:
+        return self.config.node in self.voters and not self.retired
+
+    @property
     def quorum(self) -> int:
         """How many voters, itself included, a head needs for its authority and for its log."""
         return len(self.voters) // 2 + 1 if self.config.elects else 1
@@ -138,7 +143,7 @@ class State(NamedTuple):
             return self.beat_at
         if self.role is not Role.FOLLOWER:
             return self.round_ends_at
-        if self.config.node not in self.voters:
+        if not self.may_lead:
             return float("inf")
         return max(self.campaign_at, self.heard_at + self.config.lease)
 
@@ -168,13 +173,19 @@ class Admitted(NamedTuple):
     at: float
 
 
+class Resigned(NamedTuple):
+    """The head does not want to lead any more. It votes until its recorder ends, and is no candidate again."""
+
+    at: float
+
+
 class Received(NamedTuple):
     sender: int
     message: "Message"
     at: float
 
 
-Event = Union[Tick, Proposed, Admitted, Received]
+Event = Union[Tick, Proposed, Admitted, Resigned, Received]
 
 # --- messages between nodes
 

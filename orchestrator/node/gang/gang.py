@@ -45,12 +45,14 @@ from .gang_events import (
     Started,
     StartRequested,
     StopRequested,
+    Voters,
 )
 from .gang_failures import earlier_failures, failure_of, outcome_of, stalled
 from .gang_orders import order_of
 from .gang_state import (
     FAILURE_GRACE,
     GONE,
+    KILL_WINDOW,
     UNREACHABLE,
     Node,
     NodePhase,
@@ -84,18 +86,21 @@ def begin(
     max_nodes: int = 0,
     has_gate: bool = False,
     has_agreement: bool = False,
+    elects: bool = False,
+    kill_window: float = KILL_WINDOW,
 ) -> State:
     """`min_nodes`: the least number of nodes the run may continue with; None: all that are no spares.
 
     `rejoin_timeout`: seconds to wait for lost nodes. `max_nodes`: the number of nodes up to which a team grows again.
-    `has_gate`: see gate.py. `has_agreement`: see agreement.py.
+    `has_gate`: see gate.py. `has_agreement`: see agreement.py. `elects`: whether another head can be elected.
+    `kill_window`: see gang_state.
     """
     first = [node for node in nodes if not node.get("added")]  # the others come with their events
     known = tuple(Node(node["host"], node["nproc"], None, witness=bool(node.get("witness"))) for node in first)
     team = tuple(number for number, node in enumerate(first) if not (node.get("spare") or node.get("witness")))
     least = len(team) if min_nodes is None else min_nodes
-    state = State(known, max_restarts, least, max_nodes, rejoin_timeout, has_gate=has_gate, has_agreement=has_agreement)
-    return place(state, team)
+    state = State(known, max_restarts, least, max_nodes, rejoin_timeout, elects=elects, kill_window=kill_window)
+    return place(state._replace(has_gate=has_gate, has_agreement=has_agreement), team)
 
 
 def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
@@ -153,6 +158,8 @@ def _apply(state: State, event: Event) -> State:
         return drain.on_requested(state, event)
     if isinstance(event, Added):
         return newcomers.on_added(state, event)
+    if isinstance(event, Voters):
+        return state._replace(voters=tuple(event.nodes))
     if isinstance(event, Checked):
         return gate.on_checked(state, event)
     if isinstance(event, Disconnected):
@@ -247,7 +254,7 @@ def _on_elected(state: State, event: Elected) -> State:
     nodes = tuple(node._replace(asked=0) for node in state.nodes)  # the times are by the clock of the old head
     after = state._replace(head=event.node, elected_in=state.attempt, master_addr=event.master_addr, since=event.at)
     after = after._replace(nodes=nodes, lost_at=float("-inf"))
-    if state.phase in (Phase.WAITING, Phase.OVER):
+    if state.phase in (Phase.WAITING, Phase.OVER) or drain.has_to_resign(state):
         return after
     if old == event.node:  # it was without a majority for so long that its attempt has ended
         return _fail(after, dict(failure_of(state, old, "was cut off from the others", event.at), lost=True), event.at)

@@ -2,7 +2,7 @@
 
 from typing import Optional
 
-from . import gate
+from . import gate, newcomers
 from .gang_events import End, Order, Run, Stop, Wait
 from .gang_state import FAILURE_GRACE, UNREACHABLE, NodePhase, Phase, State, others_gone
 from .team import waits_for_nodes, will_try_again
@@ -22,7 +22,7 @@ def order_of(state: State, number: int) -> Optional[Order]:
     if check is not None:
         return check
     if node.node_rank is None:
-        if node.leaves is not None and node.phase is not NodePhase.LOST:
+        if node.leaves is not None and node.phase is not NodePhase.LOST and newcomers.may_end(state, number):
             return End(node.leaves)
         hosts = tuple(state.nodes[member].host for member in state.team)
         return Wait(hosts) if state.attempt > 0 and node.phase is not NodePhase.LOST else None

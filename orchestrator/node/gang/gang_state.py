@@ -3,6 +3,8 @@
 import enum
 from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
 
+from .election_state import SHORTER
+
 # s between TERM and KILL after a failure: a rank blocked in a collective runs no Python signal handler
 FAILURE_GRACE = 1.0
 # s after the loss of a node until its ranks are dead: its permit has lapsed by then, and its guard kills them
@@ -10,6 +12,15 @@ KILL_WINDOW = FAILURE_GRACE + 2.5
 
 # codes of problems with which no attempt can succeed; with any other a host is used where there is no spare
 UNFIT = ("gpu-lost", "disk-full", "filesystem-hung", "gloo-ifname-no-match", "nccl-ib-link-fault")
+
+
+def kill_window(lease: float, elects: bool) -> float:
+    """Seconds after the loss of a node until its ranks are dead.
+
+    Without elections, a permit lasts for a lease by the clock of the node, and a node is lost after a lease by the
+    clock of the head. Either may be wrong by DRIFT.
+    """
+    return KILL_WINDOW if elects else KILL_WINDOW + (1 / SHORTER - 1) * lease
 
 
 class Phase(enum.Enum):
@@ -84,12 +95,20 @@ class State(NamedTuple):
     verdict: Optional[Dict[str, Any]] = None
     has_gate: bool = False  # hosts are asked whether they are well before another attempt
     has_agreement: bool = False  # output folders are brought to agreement before each attempt
+    elects: bool = False  # another head can be elected
+    kill_window: float = KILL_WINDOW  # s
+    voters: Tuple[int, ...] = ()  # who votes since the last change; before the first one, all that are not added
     agreed: Tuple[int, Tuple[int, ...]] = (0, ())  # for which attempt, of which team
 
     @property
     def members(self) -> Tuple[Node, ...]:
         """The nodes of the team."""
         return tuple(self.nodes[number] for number in self.team)
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the head was asked to leave the run: as soon as no rank is left, it resigns (drain.py)."""
+        return self.nodes[self.head].leaves is not None
 
 
 def others_gone(state: State) -> bool:

@@ -28,17 +28,33 @@ def number_of(state: State, host: str) -> Optional[int]:
 
 
 def voters(state: State) -> FrozenSet[int]:
-    """Who should vote, where a head can be elected: a host that was added from its first link on, until it has left."""
+    """Who should vote, where a head can be elected: a host that was added from its first link on.
+
+    A host that is drained votes until it has no ranks any more. Only then it may end: of several that leave at once,
+    the others might else be no majority.
+    """
     return frozenset(
         number
         for number, node in enumerate(state.nodes)
-        if not (node.added and node.phase is NodePhase.ABSENT) and not (node.leaves is not None and node.phase in GONE)
+        if not (node.added and node.phase is NodePhase.ABSENT) and not _has_left(state, number)
     )
+
+
+def _has_left(state: State, number: int) -> bool:
+    node = state.nodes[number]
+    return node.leaves is not None and (node.phase in GONE or (node.node_rank is None and number != state.head))
+
+
+def may_end(state: State, number: int) -> bool:
+    """Whether a host that was drained, and has no ranks, is needed no more."""
+    if not state.elects or number == state.head:
+        return number != state.head
+    return number not in state.voters if state.voters else state.nodes[number].added
 
 
 def lines(before: State, after: State) -> Iterator[str]:
     """What the log says of it."""
     for number, node in enumerate(after.nodes):
         was_absent = number >= len(before.nodes) or before.nodes[number].phase is NodePhase.ABSENT
-        if was_absent and node.phase is NodePhase.JOINED and after.attempt > 0 and node.node_rank is None:
+        if node.added and was_absent and node.phase is NodePhase.JOINED:
             yield "%s was added; it is a spare until the next attempt" % node.host

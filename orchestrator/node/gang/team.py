@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from .gang_state import KILL_WINDOW, NodePhase, Phase, State, is_unfit, problems
+from .gang_state import NodePhase, Phase, State, is_unfit, problems
 
 BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s; see _backoff
 AT_START = 30.0  # s: a failure within these after the start of its attempt is one at start-up
@@ -31,7 +31,7 @@ def place(state: State, team: Tuple[int, ...]) -> State:
 
 def restart_is_due(state: State, at: float) -> bool:
     """Whether the next team is known, and nothing of the last one runs, so that the head has to look for a port."""
-    return at >= state.lost_at + KILL_WINDOW and is_known(state, at)
+    return at >= state.lost_at + state.kill_window and is_known(state, at)
 
 
 def is_known(state: State, at: float) -> bool:
@@ -77,7 +77,7 @@ def why_not_again(state: State) -> Optional[str]:
         alike = [_same_at_start(failed) for failed in (*state.failures, failure)[-FAILS_ALIKE:]]
         if len(alike) == FAILS_ALIKE and alike[0] is not None and len(set(alike)) == 1:
             return "it failed three times in a row at its start, in the same way"
-    if next_team(state) is not None:
+    if next_team(state) is not None or state.hands_over:
         return None
     if state.rejoin_timeout:
         return spent if budget_is_spent else None
@@ -87,7 +87,7 @@ def why_not_again(state: State) -> Optional[str]:
 
 def waits_for_nodes(state: State) -> bool:
     """Whether the next attempt begins as soon as enough nodes are back."""
-    return state.phase is Phase.RESTARTING and next_team(state) is None
+    return state.phase is Phase.RESTARTING and next_team(state) is None and not state.hands_over
 
 
 def missing(state: State) -> Tuple[str, ...]:

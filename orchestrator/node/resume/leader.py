@@ -34,7 +34,8 @@ class Failed(Exception):
 
 class Leader:
     def __init__(self, given: Dict[str, Any], tell: Callable[..., None]) -> None:
-        """`given`: key, node, mode, limit (bytes), head, team, nodes: host, addresses and port of each by number.
+        """`given`: key, node, mode, limit (bytes), head, source, team, nodes: host, addresses and port of each by
+        number. `source` had rank 0 before `head`.
 
         `mode` is none if only `memory` is to be brought to agreement: see MemoryLeader; null if there is none.
         `only_ring`: close the ring of memory, and nothing else.
@@ -69,7 +70,7 @@ class Leader:
             return
         listings = self._on_all(self._list, sorted(set(self._holders.values())))
         targets = {self._holders[number] for number in self._team}
-        planned = copies.plan(self._given["mode"], listings, self._holders[self._given["head"]], sorted(targets))
+        planned = copies.plan(self._given["mode"], listings, self._source(listings), sorted(targets))
         planned = {number: each for number, each in planned.items() if not each.is_empty}
         for number, each in planned.items():
             self._check_size(number, each, listings[number].free)
@@ -79,6 +80,13 @@ class Leader:
             self._tell(say="run.resume: copying %s in total to %s" % (copies.size_of(total), hosts))
         self._left = {number: each.size for number, each in planned.items()}
         self._on_all(lambda number: self._copy(number, planned[number]), list(planned))
+
+    def _source(self, listings: Dict[int, copies.Listing]) -> int:
+        """Of mode `head`: the host that had rank 0, which saved, if it answers and has files. Else the next head."""
+        source, head = self._holders.get(self._given["source"]), self._holders[self._given["head"]]
+        if source in listings and any(entry.kind == copies.FILE for entry in listings[source].entries):
+            return source
+        return head
 
     # the steps
 

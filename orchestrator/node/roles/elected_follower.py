@@ -138,6 +138,11 @@ class ElectedFollower(WorkerLink):
         nodes = self._committed().nodes
         return nodes[self._head].host if self._head < len(nodes) else "node %d" % self._head
 
+    def _why_fenced(self) -> str:
+        if self._committed().hands_over:
+            return "%s leaves the run, and leads no longer%s" % (self._head_host, self._what_follows())
+        return super()._why_fenced()
+
     def _what_follows(self) -> str:
         return "; the hosts that are left elect another head"
 

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..gang import gang_events, newcomers
+from ..gang import drain, gang_events, newcomers
 from ..gang.election_state import SILENT_BEATS, Ack, Message
 from ..gang.gang_state import GONE, NodePhase, Phase
 from ..guard import team_requests
@@ -138,9 +138,16 @@ class ElectedHead(HeadLink):
         self._answer_requests()
         if self._voter.is_current and not self._has_announced:
             self._has_announced = True
+            self._admit_all()
             self._notify_of_end(self._entries.committed)  # an earlier head may have been lost before it did
             for number in [self._here, *self._nodes]:
                 self._send_current_order(number)
+
+    def _admit_all(self) -> None:
+        """Those that do not vote get no beats otherwise, and would not learn who is the head."""
+        for number, node in enumerate(self._entries.committed.nodes):
+            if number != self._here and node.phase not in GONE:
+                self._admit(number)
 
     def _decide(self) -> None:
         now = self._now()
@@ -153,6 +160,9 @@ class ElectedHead(HeadLink):
         self._repeat_dropped()
         super()._decide()
         self._update_voters(now)
+        committed = self._entries.committed
+        if committed.head == self._here and drain.has_to_resign(committed):
+            self._voter.resign()  # the role changes after this tick
 
     def _update_voters(self, now: float) -> None:
         """One host at a time: one that was added votes as soon as it has the log, one that was drained does not."""

@@ -208,7 +208,12 @@ class WorkerLink(ClusterLink):
         self._send({"checked": {"attempt": attempt, "problems": problems}})
 
     def on_status(self, status: Dict[str, Any]) -> None:
-        self._send({"status": status})
+        self._send(dict(self._dated(), status=status))
+
+    def _dated(self) -> Dict[str, Any]:
+        """When a status was sent: an older one that comes later, by a detour, does not count."""
+        now = time.monotonic()
+        return {"clock": clock(), "unheard": now - self._link.heard_at if self._link is not None else 0.0}
 
     def _send(self, message: Dict[str, Any]) -> None:
         self._send_directly(message)
@@ -280,8 +285,7 @@ class WorkerLink(ClusterLink):
         """The head is gone, or we are cut off from it: the others are stopping, and so does our guard."""
         if not self._fenced:
             self._fenced = True
-            what = "no message from the head (%s) for %d s: stopping" % (self._head_host, self._lease)
-            self._recorder.say(what + self._what_follows())
+            self._recorder.say(self._why_fenced())
             if self._rejoin_timeout:
                 self._show("waiting")
                 self._tell_for_the_head("waiting")
@@ -296,6 +300,10 @@ class WorkerLink(ClusterLink):
     def _leadership(self) -> Dict[str, int]:
         """Who leads, in a run that can elect another head."""
         return {}
+
+    def _why_fenced(self) -> str:
+        silence = "no message from the head (%s) for %d s: stopping" % (self._head_host, self._lease)
+        return silence + self._what_follows()
 
     def _what_follows(self) -> str:
         wait = "; waiting up to %s for it to come back" % narration.duration(self._rejoin_timeout)

@@ -5,7 +5,8 @@ import os
 from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 from ..gang import gang, gang_events
-from ..gang.gang_state import State
+from ..gang.gang_state import State, kill_window
+from ..link.link import elects, lease
 from .resumption import is_wanted
 
 NAME = "gang.jsonl"
@@ -31,6 +32,8 @@ def first_state(spec: Dict[str, Any]) -> State:
         spec.get("max_nodes", 0),
         has_gate=True,
         has_agreement=is_wanted(spec),
+        elects=elects(spec),
+        kill_window=kill_window(lease(spec), elects(spec)),
     )
 
 

@@ -123,7 +123,7 @@ class HeadLink(ClusterLink):
         self._clocks.pop(number, None)  # its host may have been booted since
         self._detours.refusals.discard(number)
         self._step(gang_events.Joined(number, self._now()))
-        self._resumption.on_joined(self._now())
+        self._resumption.on_joined(number, self._now())
         self._on_messages(link, number, received)
 
     def _exchange(self, link: Link) -> None:

@@ -15,7 +15,8 @@ def lines(before: State, after: State) -> Iterator[str]:
         yield "attempt %d on %s, rendezvous at %s" % (after.attempt, hosts, endpoint)
     if after.head != before.head:
         old, new = before.nodes[before.head].host, after.nodes[after.head].host
-        yield "the head %s was lost; %s leads now" % (old, new)
+        what = "has left the lead" if drain.has_to_resign(before) else "was lost"
+        yield "the head %s %s; %s leads now" % (old, what, new)
     for number, node in enumerate(after.nodes):
         was_lost = number < len(before.nodes) and before.nodes[number].phase is NodePhase.LOST
         if node.phase is NodePhase.RETURNED and was_lost:
@@ -31,7 +32,7 @@ def lines(before: State, after: State) -> Iterator[str]:
         what = "be healthy" if gate.unfit_hosts(after) else "come back"
         yield "waiting for %s to %s (up to %s)" % (hosts, what, duration(after.rejoin_timeout))
     elif plans_restart(before, after):
-        yield _what_follows(after)
+        yield _what_follows(after) if not after.hands_over else "the other hosts elect another head now"
     elif after.stopped_by is not None and before.stopped_by is None:
         yield "stopping all nodes: requested by %s" % after.stopped_by
     if after.verdict is not None and before.verdict is None:

@@ -43,6 +43,7 @@ class Round(NamedTuple):
     attempt: int
     only_ring: bool
     team: Tuple[int, ...]
+    source: int  # with `run.resume: head`: the host of rank 0 in the attempt before, if it is there, else the head
     nodes: Tuple[int, ...]  # all that can take part: what another node has may be needed
     hosts: Tuple[str, ...]  # of all nodes; some may have been added after the start
     ranks: Tuple[int, ...]  # of all nodes
@@ -152,9 +153,11 @@ class Resumption:
             return False
         return all(node.phase is NodePhase.RUNNING and not node.away for node in current.members)
 
-    def on_joined(self, at: float) -> None:
+    def on_joined(self, number: int, at: float) -> None:
         """The recorder of a node may be a new one, whose server has gone."""
         self._ring, self._ring_at = 0, at + RETRY  # several may join
+        if self._round is not None and number in self._round.nodes and number not in self._contacts:
+            self._tell(number, {"resume": self._round.number})  # it had no link yet when the others were asked
 
     def _describe_stall(self, current: Round) -> Tuple[int, str]:
         """The node, and what is wrong."""
@@ -172,7 +175,8 @@ class Resumption:
         self._contacts, self._refusals, self._left = {}, {}, {}
         hosts, ranks = tuple(node.host for node in current.nodes), tuple(node.nproc for node in current.nodes)
         attempt = current.attempt + (0 if only_ring else 1)
-        self._round = Round(int(at * 1000), attempt, only_ring, team, tuple(nodes), hosts, ranks, at)
+        source = current.team[0] if current.team[0] in nodes else team[0]
+        self._round = Round(int(at * 1000), attempt, only_ring, team, source, tuple(nodes), hosts, ranks, at)
         self._serve_everywhere(self._round, self._round.number)
 
     def _serve_everywhere(self, current: Round, number: int) -> None:
@@ -192,7 +196,8 @@ class Resumption:
                 return
         if any(number not in self._contacts for number in self._round.team):
             return
-        if waited < SPARE_WINDOW and not all(number in self._contacts for number in self._round.nodes):
+        window = SPARE_WINDOW if self._round.source in self._contacts else OPEN_WINDOW
+        if waited < window and not all(number in self._contacts for number in self._round.nodes):
             return
         try:
             self._leader = LineProcess(self._spec["program"], "resume-lead", self._given_to_leader(self._round))
@@ -210,6 +215,7 @@ class Resumption:
             "memory": memory if self._has_memory else None,
             "only_ring": current.only_ring,
             "head": current.team[0],
+            "source": current.source,
             "team": current.team,
             "nodes": {number: dict(each, host=current.hosts[number]) for number, each in self._contacts.items()},
         }
@@ -268,4 +274,5 @@ class Resumption:
 def _may_help(node: Node) -> bool:
     """Whether a node that is not in the team may have a newer output folder."""
     is_able = node.phase in (NodePhase.JOINED, NodePhase.EXITED) and not node.away
-    return is_able and node.leaves is None and not node.witness
+    has_ended = node.leaves is not None and node.node_rank is None  # it was drained; what the last attempt saved counts
+    return is_able and not has_ended and not node.witness

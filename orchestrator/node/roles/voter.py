@@ -13,6 +13,7 @@ from ..gang.election_state import (
     Permit,
     Proposed,
     Received,
+    Resigned,
     Role,
     Save,
     Send,
@@ -60,6 +61,9 @@ class Voter:
 
     def admit(self, node: int) -> List[Outgoing]:
         return self._step(Admitted(node, clock()))
+
+    def resign(self) -> None:
+        self._step(Resigned(clock()))
 
     def _step(self, event: Event) -> List[Outgoing]:
         self.state, actions = election.step(self.state, event)

@@ -6,14 +6,20 @@ from typing import Any, Dict
 
 from ..guard import requests
 from ..host import state
+from ..link.link import elects
 from .wire import Refused
 
 WINDOW, PAUSE = 10.0, 0.1  # s for the gang's answer, s between looks
 
 
 def drain(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """`arguments`: run_id, node, by. `accepted`: whether the run can continue without that node."""
-    return {"accepted": _ask(arguments["run_id"], {"do": "drain", "node": arguments["node"], "by": arguments["by"]})}
+    """`arguments`: run_id, node, by. `accepted`: whether the run can continue without that node.
+
+    `elects`: whether its hosts can elect another head.
+    """
+    accepted = _ask(arguments["run_id"], {"do": "drain", "node": arguments["node"], "by": arguments["by"]})
+    spec = state.read(os.path.join(state.run_folder(arguments["run_id"]), "spec.json")) or {}
+    return {"accepted": accepted, "elects": elects(spec)}
 
 
 def add(arguments: Dict[str, Any]) -> Dict[str, Any]:
