@@ -106,9 +106,7 @@ def learning_rate(config: Config, step: int, last_step: int) -> float:
 # --- 3. Data: put yours here, with __len__ and __getitem__
 
 
-class Points(Dataset[Any]):
-    """Is a point inside the circle?"""
-
+class Points(Dataset[Any]):  # is a point inside the circle?
     def __init__(self, seed: int, count: int) -> None:
         self.points = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
@@ -120,8 +118,7 @@ class Points(Dataset[Any]):
         return point + 0.01 * torch.randn(2), int(point.norm() < 0.8)  # random augmentation is exactly resumable
 
 
-def datasets() -> tuple[Dataset[Any], Dataset[Any]]:
-    """To train, to test."""
+def datasets() -> tuple[Dataset[Any], Dataset[Any]]:  # to train, to test
     return Points(1, 6400), Points(2, 1000)
 
 
@@ -342,9 +339,12 @@ def main() -> None:
     with joined(config.device, find(os.environ)) as world:
         world.print(" ".join(["config", *(f"{key}:{value}" for key, value in asdict(config).items())]))
         train(config, world)
-    # The usual way out lets gloo's threads race with the end of the libraries they use. All is saved and printed here.
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (Exception, KeyboardInterrupt):
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)  # the usual way out would wait for the workers of DataLoader, which ignore its signal
+    os._exit(0)  # all is saved and printed; else gloo's threads would race with the end of the libraries they use

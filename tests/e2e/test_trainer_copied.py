@@ -169,6 +169,17 @@ def test_a_full_disk_ends_the_run_and_is_not_kept_full(folder: Path) -> None:
         subprocess.run(["umount", disk], check=True)
 
 
+def test_an_error_ends_the_rank_though_workers_load_samples(folder: Path) -> None:
+    text = (folder / "train.py").read_text()
+    before = "point = self.points[index]\n"
+    assert text.count(before) == 1
+    (folder / "train.py").write_text(text.replace(before, "point = self.points[index if index != 77 else 1 << 30]\n"))
+    with started(1, folder, "train.py", *FLAGS, "--max-steps=300", "--workers=2", PYTHONPATH=str(folder)) as processes:
+        (output,) = outputs_of(processes)
+    assert processes[0].returncode == 1, output
+    assert re.search(r"\bIndexError: .*1073741824", output), output
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_at_the_next_line(folder: Path) -> None:
     text = (folder / "train.py").read_text()
     (folder / "train.py").write_text(text.replace("point + 0.01", "point + (0.01 if index % 7 else math.nan)"))

@@ -108,13 +108,18 @@ def _replaced(over: List[Tuple[float, str]]) -> List[str]:
     names = set()
     replaced = []
     for _, folder in over:
-        verdict = (state.read(os.path.join(folder, "exit.json")) or {}).get("verdict") or {}
+        verdict = _object(_object(state.read(os.path.join(folder, "exit.json"))).get("verdict"))
         if verdict.get("stopped_by") == BY_WATCH:
-            name = (state.read(os.path.join(folder, "spec.json")) or {}).get("name")
+            name = str(_object(state.read(os.path.join(folder, "spec.json"))).get("name"))
             if name in names:
                 replaced.append(folder)
             names.add(name)
     return replaced
+
+
+def _object(read: Any) -> Dict[str, Any]:
+    """What a damaged record holds instead of an object counts as nothing."""
+    return read if isinstance(read, dict) else {}
 
 
 def _is_brief(ended: float, folder: str) -> bool:
