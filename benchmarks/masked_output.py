@@ -37,5 +37,5 @@ def lines(outputs: Mapping[str, str], masks: Iterable[str], unordered: bool) -> 
 
 def tracebacks(outputs: Mapping[str, str], masks: Iterable[str], unordered: bool) -> list[str]:
     masked = "\n".join(line.partition(": ")[2] for line in lines(outputs, masks, False))
-    found = TRACEBACK.findall(masked)
+    found = TRACEBACK.findall(re.sub(r"(?m)^\[rank\d+\]: ", "", masked))  # so begins each line of torch's hook
     return sorted(found) if unordered else found

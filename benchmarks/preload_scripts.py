@@ -1,13 +1,13 @@
 """Whether programs behave the same in a forked rank, with `run.preload`, as under `python script.py`.
 
 preload_scripts.yaml lists the programs. FOLDER holds the code of others that it names, and the environments that run
-it. Each program runs four times in a new copy of its code, with `launcher: direct` on one host that is a folder:
+it. Each program runs in four ways in a new copy of its code, with `launcher: direct` on one host that is a folder:
 
   exec       `preload: none`
   python     no launcher: `python -u COMMAND`, with the variables that a rank has
   forked     `preload: auto`
-  restarted  the same, but the ranks are killed when they begin. Those of the next attempt are compared: by then the
-             preloader has imported what the script imports
+  restarted  the next attempt: before it, the preloader has imported what the script imports. If the program does not
+             fail, its first ranks are killed when they begin
 
 Output is compared line by line, without times, pids, speeds, addresses and the names of temporary files. If a rank
 fails, only its output is compared: the others are ended at a time that differs. If `exec` differs from `python`, it
@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +52,6 @@ from orchestrator.node.host import processes
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = Path(__file__).with_suffix(".yaml")
 LIMIT = 300.0  # s of a run
-VARIANTS = ("exec", "python", "forked", "restarted")
 BY_EXEC = re.compile(r"^.*started without run\.preload: (.*)\n", re.MULTILINE)
 TORCH = "2.13.0"  # any version: `preload: auto` is for hosts with torch
 ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -160,46 +159,42 @@ class Trial:
         if is_restarted:
             kill_first_attempt(run, program.ranks)
         (record,) = run.wait_over(timeout=LIMIT)
-        failure = record["verdict"]["first_failure"]
-        attempt = 2 if is_restarted else 1
-        if failure is not None and failure["attempt"] != attempt:
-            failure = None
-        outputs = {}
-        why_not = ""
-        for stream, text in run.journal().items():
-            number, rank, channel = stream.split(".")
-            if number == str(attempt) and rank.isdigit() and (failure is None or failure["rank"] == int(rank)):
-                decoded = text.decode(errors="replace").replace(run.run_id, "RUN")
-                why_not = why_not or next(iter(BY_EXEC.findall(decoded)), "")
-                outputs[f"{rank}.{channel}"] = BY_EXEC.sub("", decoded)
-        return Outcome(ending(failure), outputs, why_not)
+        return outcome_of(run, record["verdict"], 2 if is_restarted else 1)
+
+    def run_failing(self, program: Program) -> tuple[Outcome, Outcome]:
+        """`forked` and `restarted`, in one run: a program that fails is restarted anyway."""
+        self._fill(program)
+        with self._runs(program) as runs:
+            run = self._start(runs, program, program.command, f"preload: {program.preload}, max_restarts: 1")
+            (record,) = run.wait_over(timeout=LIMIT)
+            return outcome_of(run, record["verdict"], 1), outcome_of(run, record["verdict"], 2)
 
     def _under_python(self, program: Program) -> Outcome:
         ranks = []
         port = str(free_port())
         for rank, environment in enumerate(self._rank_environments(program)):
-            outputs = [(self._work.parent / f"{rank}.{channel}").open("wb") for channel in ("out", "err")]
-            ranks.append(
-                subprocess.Popen(
+            with self._output(rank, "out").open("wb") as stdout, self._output(rank, "err").open("wb") as stderr:
+                process = subprocess.Popen(
                     [self._python(program), "-u", *program.command],
                     cwd=self._work / program.cwd,
                     env={**environment, **program.env, "MASTER_PORT": port},
                     stdin=subprocess.DEVNULL,
-                    stdout=outputs[0],
-                    stderr=outputs[1],
+                    stdout=stdout,
+                    stderr=stderr,
                     start_new_session=True,
                 )
-            )
+            ranks.append(process)
         failed = wait_for_ranks(ranks)
         outputs = {
-            f"{rank}.{channel}": (self._work.parent / f"{rank}.{channel}").read_text(errors="replace")
+            f"{rank}.{channel}": self._output(rank, channel).read_text(errors="replace")
             for rank in ([failed] if failed is not None else range(len(ranks)))
             for channel in ("out", "err")
         }
-        if failed is None:
-            return Outcome("0", outputs)
-        code = ranks[failed].returncode
+        code = 0 if failed is None else ranks[failed].returncode
         return Outcome(signal.Signals(-code).name if code < 0 else str(code), outputs)
+
+    def _output(self, rank: int, channel: str) -> Path:
+        return self._work.parent / f"{rank}.{channel}"
 
     def _rank_environments(self, program: Program) -> list[dict[str, str]]:
         """The variables of each rank, as one prints them."""
@@ -212,6 +207,20 @@ class Trial:
                 printed = run.journal()
             self._environments[key] = [json.loads(printed[f"1.{rank}.out"]) for rank in range(program.ranks)]
         return self._environments[key]
+
+
+def outcome_of(run: Run, verdict: dict[str, Any], attempt: int) -> Outcome:
+    failures = [each for each in (*verdict["failures"], verdict["first_failure"]) if each]
+    failure = next((each for each in failures if each["attempt"] == attempt), None)
+    outputs = {}
+    why_not = ""
+    for stream, text in run.journal().items():
+        number, rank, channel = stream.split(".")
+        if number == str(attempt) and rank.isdigit() and (failure is None or failure["rank"] == int(rank)):
+            decoded = text.decode(errors="replace").replace(run.run_id, "RUN")
+            why_not = why_not or next(iter(BY_EXEC.findall(decoded)), "")
+            outputs[f"{rank}.{channel}"] = BY_EXEC.sub("", decoded)
+    return Outcome(ending(failure), outputs, why_not)
 
 
 def kill_first_attempt(run: Run, count: int) -> None:
@@ -265,9 +274,6 @@ def wait_for_ranks(ranks: list[subprocess.Popen[bytes]]) -> int | None:
     return failed
 
 
-# comparing
-
-
 def lines_of(program: Program, outcome: Outcome) -> list[str]:
     return masked_output.lines(outcome.outputs, program.masks, program.unordered)
 
@@ -279,9 +285,10 @@ def tracebacks(program: Program, outcome: Outcome) -> list[str]:
 def compare(program: Program, outcomes: dict[str, Outcome]) -> dict[str, Any]:
     """What of a program is not the same. Each value names the variants that differ from `exec`."""
     first = outcomes["exec"]
+    own: dict[str, Callable[[Program, Outcome], object]]
     own = {"output": lines_of, "end": lambda _, outcome: outcome.end, "traceback": tracebacks}
     different = {
-        what: [name for name, outcome in outcomes.items() if of(program, outcome) != of(program, first)]  # type: ignore[operator]
+        what: [name for name, outcome in outcomes.items() if of(program, outcome) != of(program, first)]
         for what, of in own.items()
     }
     return {
@@ -298,22 +305,15 @@ def difference(program: Program, outcomes: dict[str, Outcome], name: str) -> str
     return "\n".join(difflib.unified_diff(before, after, "exec", name, lineterm="", n=1))
 
 
-# reporting
-
-
 def cell(row: dict[str, Any], what: str) -> str:
     different = row["different"][what]
     return "differs: " + ", ".join(different) if different else "equal"
 
 
 def table(programs: list[Program], rows: dict[str, dict[str, Any]]) -> str:
-    lines = [
-        "| program | source | command | special | output | exit code | tracebacks | note |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for program in programs:
-        if program.name not in rows:
-            continue
+    head = ("program", "source", "command", "special", "output", "exit code", "tracebacks", "note")
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for program in [each for each in programs if each.name in rows]:
         row = rows[program.name]
         command = " ".join(program.command).replace("\n", " ").replace("|", "\\|")
         count = row["tracebacks"]
@@ -334,18 +334,30 @@ def table(programs: list[Program], rows: dict[str, dict[str, Any]]) -> str:
 def write(programs: list[Program], rows: dict[str, dict[str, Any]]) -> None:
     results.write("preload_scripts", {"programs": rows})
     commits = sorted({row["commit"] for row in rows.values()})
-    equal = sum(not any(row["different"].values()) for row in rows.values())
+    different = [{name for names in row["different"].values() for name in names} for row in rows.values()]
+    equal = sum(not each for each in different)
+    forked = sum(not each.intersection(("forked", "restarted")) for each in different)
+    failing = sum(row["end"] != "0" for row in rows.values())
     head = f"""# Programs under `run.preload`
 
 Each program ran by exec, under `python` without a launcher, in a forked rank, and in a forked rank of a second attempt,
 whose process had imported what the script imports. `differs` names those that differ from exec.
-{equal} of {len(rows)} programs behaved the same in all four. Commit: {", ".join(commits)}.
+{equal} of {len(rows)} programs behaved the same in all four. In forked ranks, {forked} behaved as by exec.
+{failing} of them fail. Commit: {", ".join(commits)}.
 
 `benchmarks/preload_scripts.py` says what is compared and how to repeat it. `benchmarks/preload_scripts.yaml` has the
 programs, without the code of others.
 
 """
     (results.RESULTS / "preload_scripts.md").write_text(head + table(programs, rows) + "\n")
+
+
+def newest_commit() -> str:
+    """The newest one that has changed what runs on hosts."""
+    code = "orchestrator/node"
+    log = ["git", "log", "-1", "--format=%h", "--", code]
+    changes = subprocess.check_output(["git", "status", "--porcelain", code], text=True, cwd=ROOT)
+    return subprocess.check_output(log, text=True, cwd=ROOT).strip() + ("-dirty" if changes else "")
 
 
 def main() -> None:
@@ -359,23 +371,28 @@ def main() -> None:
     stored = results.RESULTS / "preload_scripts.json"
     rows = json.loads(stored.read_text())["programs"] if stored.exists() else {}
     rows = {each.name: rows[each.name] for each in programs if each.name in rows}
-    commit = subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True, cwd=ROOT).strip()
     with tempfile.TemporaryDirectory(prefix="scripts-") as name:
         trial = Trial(asked.folder.resolve(), Path(name))
         for program in chosen:
-            outcomes = {variant: trial.run(program, variant) for variant in VARIANTS}
+            try:
+                outcomes = {variant: trial.run(program, variant) for variant in ("exec", "python")}
+                if outcomes["exec"].end == "0":
+                    outcomes.update({variant: trial.run(program, variant) for variant in ("forked", "restarted")})
+                else:
+                    outcomes["forked"], outcomes["restarted"] = trial.run_failing(program)
+            except AssertionError as error:  # a run did not end in time
+                print(f"{program.name}: {error}", flush=True)
+                continue
             row = compare(program, outcomes)
             if "python" in row["different"]["output"]:
                 outcomes["exec again"] = trial.run(program, "exec")
                 row = compare(program, outcomes)
-            rows[program.name] = dict(row, commit=commit)
+            rows[program.name] = dict(row, commit=newest_commit())
             print(f"{program.name}: {row['different']} {row['why_not']}", flush=True)
             if asked.diffs:
                 asked.diffs.mkdir(exist_ok=True)
                 texts = [difference(program, outcomes, each) for each in outcomes]
                 (asked.diffs / f"{program.name}.diff".replace("/", "_")).write_text("\n".join(texts))
-                whole = "\n".join(lines_of(program, outcomes["exec"]))
-                (asked.diffs / f"{program.name}.txt".replace("/", "_")).write_text(whole)
             write(programs, rows)
 
 
