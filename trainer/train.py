@@ -344,7 +344,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (Exception, KeyboardInterrupt):
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001  shown as Python shows it
         sys.excepthook(*sys.exc_info())
         os._exit(1)  # the usual way out would wait for the workers of DataLoader, which ignore its signal
     os._exit(0)  # all is saved and printed; else gloo's threads would race with the end of the libraries they use
