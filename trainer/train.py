@@ -205,8 +205,7 @@ def train(config: Config, world: World) -> None:
                 # Dropout: other numbers in each step and on each rank, and the same ones after a resume.
                 world.seed(seed_of(config.seed, step, micro_batch, world.rank))
                 loss = forward(config, world, wrapped, batch)[0]
-                # A sum over samples, as ranks may have different numbers of them. DDP divides the sum of all ranks by
-                # their number; the factor makes it the mean over the batch.
+                # DDP divides the sum of all ranks by their number; the factor makes it the mean over the batch.
                 (loss * (world.world_size / config.batch_size)).backward()
             step_loss += loss.detach()
         if config.grad_clip:  # against rare huge gradients (arXiv:1211.5063)
@@ -216,7 +215,6 @@ def train(config: Config, world: World) -> None:
         unchecked += step_loss
         step, steps_since = step + 1, steps_since + 1
         where = f"epoch:{math.ceil(step / per_epoch)} step:{step}"
-
         if step % config.log_every == 0 or step == last_step:
             check_loss(world, step, unchecked)
             total, seconds = world.sum(step_loss.item(), time.monotonic() - since)
@@ -342,9 +340,11 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    code = 1
     try:
         main()
+        code = 0
     except (Exception, KeyboardInterrupt):  # noqa: BLE001  shown as Python shows it
         sys.excepthook(*sys.exc_info())
-        os._exit(1)  # the usual way out would wait for the workers of DataLoader, which ignore its signal
-    os._exit(0)  # all is saved and printed; else gloo's threads would race with the end of the libraries they use
+    sys.stdout.flush()
+    os._exit(code)  # the usual way out waits for loader processes, which ignore signals, and races with gloo

@@ -16,8 +16,8 @@ from ..inventory.model import Host, Inventory
 from ..output.console import Console
 from ..runs import ending, recent, registry
 from ..runs.ending import KillTargets
-from . import code_watch
-from .context import find_run, load_inventory_of_run, open_fleet, stderr_console, whoami
+from . import code_watch, in_job
+from .context import find_run, load_inventory, load_inventory_of_run, open_fleet, stderr_console, whoami
 from .up import UpOptions, up
 
 STOP_WINDOW = 600.0  # s, on top of grace and lease, for a run to save a snapshot and end
@@ -30,6 +30,7 @@ def restart(run_name: str, inventory_path: str | None, *, detach: bool) -> int:
     with open_fleet(inventory) as fleet:
         run = find_run(fleet, inventory, run_name, console).run
         options, started = _options_of(run)
+        in_job.find_job(load_inventory(started.inventory), detach=detach, requeue=False)  # before anything is stopped
         if run.unfinished:
             hosts = [host for host in inventory.machines if host.name in run.parts]
             _stop(run, hosts, inventory, fleet, console)

@@ -195,6 +195,16 @@ def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wo
     head.close()
 
 
+def test_a_node_that_joins_says_when_its_status_was_sent(joined: tuple[WorkerLink, Recorder, Link]) -> None:
+    """Else an older status, which a cut has held back, would count after it."""
+    _, _, head = joined
+    received: list[dict[str, Any]] = []
+    while not any("status" in message for message in received):
+        assert select.select([head.fileno()], [], [], 10.0)[0]
+        received += head.receive()
+    assert all("clock" in message for message in received if "status" in message)
+
+
 def test_a_node_that_heard_nothing_of_its_head_for_a_lease_stops(joined: tuple[WorkerLink, Recorder, Link]) -> None:
     follower, recorder, _ = joined
     outlast_the_lease()

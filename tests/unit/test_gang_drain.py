@@ -72,6 +72,15 @@ def test_a_drain_that_the_run_cannot_survive_changes_nothing(number: int) -> Non
 ELECTING: dict[str, Any] = {"max_restarts": 3, "rejoin_timeout": 600.0, "elects": True}
 
 
+def test_a_host_whose_leaving_takes_the_majority_is_not_drained() -> None:
+    state, _ = gang.step(begun(NODES, **ELECTING, min_nodes=1), gang_events.Lost(2, 1500.0, 1492.0))
+    state, _ = gang.step(exited(state, 1501.0, 0, 1), gang_events.PortFound(29501, 1510.0))
+    state = started(state, 1511.0)
+    assert state.team == (0, 1) and state.phase is Phase.RUNNING
+    assert [drain_rules.can_leave(state, number) for number in range(3)] == [False, False, True]
+    assert drain(state, 1) == state
+
+
 def test_a_head_that_is_drained_hands_over() -> None:
     state = drain(begun(SPARED, **ELECTING), 0)
     assert state.phase is Phase.STOPPING and state.nodes[0].leaves

@@ -121,6 +121,15 @@ def test_the_folder_of_rank_0_is_the_source_though_its_host_leaves(copying: Copy
     current = copying.resumption._round
     assert current and (current.team, current.source, current.nodes) == ((1, 2), 0, (0, 1, 2))
 
+    before = len(copying.leaders)
+    for node, port in ((0, None), (1, 1), (2, 1)):
+        copying.resumption.advance(state, 61.0)
+        assert len(copying.leaders) == before
+        fields = {"number": copying.server.number, "addresses": [], "port": port, "error": "no free port"}
+        copying.resumption.on_server(node, fields)
+    copying.resumption.advance(state, 61.1)
+    assert len(copying.leaders) == before + 1  # a refusal is an answer too: nothing more is waited for
+
 
 def test_copies_may_take_any_time_as_long_as_bytes_arrive(copying: Copying) -> None:
     for minute in range(100):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,10 @@ def test_variables_that_the_script_sets(folder: Path, code: str, names: set[str]
     (folder / "script.py").write_text("import part")
     for script in ("part.py", "script.py"):
         assert script_modules.find(["python", "-u", script], str(folder)).variables == names
+
+
+def test_a_file_with_an_invalid_escape_is_read_without_a_warning(folder: Path) -> None:
+    (folder / "script.py").write_text("import os\nos.environ['A'] = '\\d'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert script_modules.find(["python", "-u", "script.py"], str(folder)).variables == {"A"}

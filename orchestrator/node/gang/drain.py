@@ -6,6 +6,7 @@ the next head begins without it.
 
 from typing import Any, Dict, Iterator
 
+from . import newcomers
 from .gang_events import Drain
 from .gang_failures import earlier_failures
 from .gang_state import GONE, NodePhase, Phase, State, change_node
@@ -39,6 +40,8 @@ def can_leave(state: State, number: int) -> bool:
     if state.nodes[number].leaves is not None or state.nodes[number].witness:
         return False
     if state.phase in (Phase.WAITING, Phase.OVER) or state.stopped_by is not None:
+        return False
+    if state.elects and not newcomers.keep_majority(state, number):
         return False
     if number == state.head:
         return _can_hand_over(state)

@@ -40,6 +40,13 @@ def voters(state: State) -> FrozenSet[int]:
     )
 
 
+def keep_majority(state: State, number: int) -> bool:
+    """Whether those that vote when this node has left, and can be reached now, are a majority of them."""
+    left = voters(state) - {number}
+    nodes = [state.nodes[other] for other in left]
+    return 2 * sum(node.phase not in GONE and not node.away for node in nodes) > len(nodes)
+
+
 def _has_left(state: State, number: int) -> bool:
     node = state.nodes[number]
     return node.leaves is not None and (node.phase in GONE or (node.node_rank is None and number != state.head))

@@ -107,13 +107,16 @@ class Script:
     def read(self, source: bytes | str, package: str) -> None:
         """`package`: the folder to which relative imports refer."""
         import ast
+        import warnings
 
         text = source.decode("latin-1") if isinstance(source, bytes) else source
         self._changes_path |= "sys.path" in text
         try:
-            tree = ast.parse(source)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tree = ast.parse(source)
         except (SyntaxError, ValueError):
-            return  # the rank will tell
+            return  # the rank will tell, as it does of invalid escapes
         if "env" in text:
             self.variables.update(variables_of(tree))
         own: List[str] = []

@@ -99,7 +99,7 @@ class WorkerLink(ClusterLink):
             self._close(self._link)
         if link.ready and not was_ready:
             self._on_heard(clock() - (time.monotonic() - link.opened_at))  # the head has answered to our nonce
-            self._send({"contact": self._spec["contact"], "status": self._recorder.reported})
+            self._send(dict(self._dated(), contact=self._spec["contact"], status=self._recorder.reported))
             if not self._joined:
                 self._joined = True
                 self._recorder.command({"do": "prepared", "ready": {}})

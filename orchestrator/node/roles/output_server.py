@@ -98,7 +98,7 @@ class OutputServer:
         for line in lines or []:
             if "say" in line:
                 self._recorder.say(line["say"])
-        return [self._contact(line) for line in lines or [] if "say" not in line]
+        return [self._contact(line) for line in lines or [] if "say" not in line] + self.advance()
 
     def _contact(self, fields: Dict[str, Any]) -> Contact:
         return {"addresses": [], "port": None, "error": "", **fields, "number": self._number}

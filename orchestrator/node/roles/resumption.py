@@ -196,8 +196,9 @@ class Resumption:
                 return
         if any(number not in self._contacts for number in self._round.team):
             return
-        window = SPARE_WINDOW if self._round.source in self._contacts else OPEN_WINDOW
-        if waited < window and not all(number in self._contacts for number in self._round.nodes):
+        answered = {*self._contacts, *self._refusals}
+        needs_source = self._spec["resume"] == "head" and self._round.source not in answered
+        if waited < (OPEN_WINDOW if needs_source else SPARE_WINDOW) and not answered.issuperset(self._round.nodes):
             return
         try:
             self._leader = LineProcess(self._spec["program"], "resume-lead", self._given_to_leader(self._round))
