@@ -38,8 +38,8 @@ exit 1
 """
 """Shell code: the arguments are engines, and $0 is the name of a container."""
 
-_WITHOUT_PLACE = r"env $(env | sed -n 's/^\(\(SLURMD*\|PMI\|PMIX\|OMPI\)_[A-Za-z0-9_]*\)=.*/-u \1/p') sh"
-"""A shell without the variables by which Slurm tells a task its place: frameworks would take their ranks from them."""
+_WITHOUT_PLACE = r"env $(env | sed -n 's/^\(\(SLURMD*\|PMI\|PMIX\|OMPI\)_[A-Za-z0-9_]*\)=.*/-u \1/p')"
+"""Starts a command without the variables by which Slurm tells a task its place: frameworks would use them."""
 
 
 class ProgramDialer:
@@ -126,10 +126,13 @@ def _start(
     if not shutil.which(argv[0]):
         fix = "install the OpenSSH client" if host.via == via.OPENSSH else "install it, or correct `via`"
         raise ConnectFailure(host.name, "via", f"this machine has no program {argv[0]}", "unknown", fix)
+    return ProgramConnection(host.name, argv, env, lost, deadline, second_shell(host))
+
+
+def second_shell(host: Host) -> str:
+    """The command that the first shell becomes, where that is not the one which is wanted."""
     enter = enter_command(host.container) if is_entered(host.container) else ""
-    if via.ends_runs(host.via):
-        enter = _WITHOUT_PLACE
-    return ProgramConnection(host.name, argv, env, lost, deadline, enter)
+    return f"{_WITHOUT_PLACE} {enter or 'sh'}" if via.ends_runs(host.via) and not host.local else enter
 
 
 def enter_command(container: Container) -> str:

@@ -7,6 +7,7 @@ import pytest
 from orchestrator.commands import in_job
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model, via
+from orchestrator.ssh.program_dialer import second_shell
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,13 @@ from orchestrator.inventory import model, via
 def test_the_words_of_a_command(command: str, expected: str) -> None:
     (host,) = model.parse(f"hosts: [{{name: box, via: '{command}'}}]", "i").hosts
     assert via.argv_of(host) == tuple(expected.split())
+
+
+def test_a_container_is_entered_in_a_step_of_slurm_too() -> None:
+    text = "hosts: [{name: b, via: 'srun -w {host}', container: {enter: box}}, {name: c, via: 'srun -w {host}'}]"
+    entered, plain = (second_shell(host) for host in model.parse(text, "i").hosts)
+    assert entered.startswith("env $(") and " sh -c " in entered and " box " in f"{entered} "
+    assert plain.startswith("env $(") and plain.endswith(") sh")
 
 
 def test_a_run_that_slurm_ends_with_its_session_cannot_be_detached() -> None:
