@@ -109,6 +109,14 @@ def test_drained_hosts_end_when_they_do_not_vote_any_more() -> None:
     assert [(action.node, type(action.order)) for action in actions] == [(2, End)]
 
 
+def test_a_drained_host_has_left_also_if_the_run_ends_before_it_stops_voting() -> None:
+    state = exited(drain(begun(SPARED, **ELECTING), 1), 2010.0, 0, 1, 2)
+    state, _ = gang.step(state, gang_events.PortFound(29501, 2020.0))
+    state, actions = gang.step(exited(started(state, 2021.0), 2022.0, 0, 3), gang_events.Exited(2, 2, True, 2022.0))
+    verdicts = {action.node: action.order.verdict["state"] for action in actions if isinstance(action.order, End)}
+    assert verdicts == {1: "stopped", 2: "succeeded", 3: "succeeded"}
+
+
 def test_a_spare_may_follow_the_head() -> None:
     state = exited(drain(begun(SPARED, **ELECTING), 0), 2010.0, 0, 1, 2)
     state, _ = gang.step(state, gang_events.Elected(3, "10.0.0.4", 100.0))

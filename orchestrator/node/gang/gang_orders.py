@@ -15,7 +15,8 @@ def order_of(state: State, number: int) -> Optional[Order]:
     if state.phase is Phase.OVER:
         if number == state.head and not others_gone(state):
             return None
-        return End(state.verdict or {})
+        has_left = node.leaves is not None and node.node_rank is None
+        return End((node.leaves if has_left else state.verdict) or {})
     if node.phase is NodePhase.RETURNED:
         return Stop(state.attempt, FAILURE_GRACE, "%s was cut off from the run" % node.host, stacks=False)
     check = gate.order_of(state, number)
