@@ -228,9 +228,8 @@ def train(config: Config, world: World) -> None:
             world.print(f"{where} {test(config, world, model, test_data)}")
     if step < last_step:
         save(config, world, model, optimizer, step, unchecked)
-    world.print(
-        f"stopped step:{step}" if step < last_step else f"done step:{step} {test(config, world, model, test_data)}"
-    )
+    ending = f"stopped step:{step}" if step < last_step else f"done step:{step} {test(config, world, model, test_data)}"
+    world.print(ending)
 
 
 def warm_up(config: Config, world: World, wrapped: DistributedDataParallel, batches: Iterator[Any]) -> Iterator[Any]:
@@ -280,8 +279,7 @@ def test(config: Config, world: World, model: nn.Module, dataset: Any) -> str:
 # --- 6. Saving: one process per node writes, so that hosts need no shared disk
 
 
-def check_loss(world: World, step: int, unchecked: Tensor) -> None:
-    """All ranks must call."""
+def check_loss(world: World, step: int, unchecked: Tensor) -> None:  # all ranks must call
     if not math.isfinite(world.sum(unchecked.item())[0]):
         reason = f"the loss is not finite at step:{step} or shortly before; look for bad samples, or try a lower --lr"
         world.exit_together(1, reason, speaker=0)
@@ -340,11 +338,13 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    code = 1
+    code: Any = 0
     try:
         main()
-        code = 0
+    except SystemExit as end:  # one rank has said why
+        code = end.code
     except (Exception, KeyboardInterrupt):  # noqa: BLE001  shown as Python shows it
         sys.excepthook(*sys.exc_info())
-    sys.stdout.flush()
-    os._exit(code)  # the usual way out waits for loader processes, which ignore signals, and races with gloo
+        code = 1
+    sys.stdout.flush()  # the usual way out waits for loader processes, which ignore signals, and races with gloo
+    os._exit(code) if isinstance(code, int) else sys.exit(code)  # which prints a text

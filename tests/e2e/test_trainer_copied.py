@@ -212,3 +212,14 @@ def test_a_wrong_flag_ends_all_ranks_with_one_line(folder: Path) -> None:
         outputs = outputs_of(processes)
     assert [process.returncode for process in processes] == [2, 2], "\n".join(outputs)
     assert len(re.findall(r"(?m)^trainer: .*--batch-size 1\b", "\n".join(outputs))) == 1
+
+
+@pytest.mark.parametrize(("exit_code", "expected"), [("0", 0), ("7", 7), ("'no room'", 1), ("", 0)])
+def test_a_script_that_exits_by_itself_has_its_exit_code(folder: Path, exit_code: str, expected: int) -> None:
+    text = (folder / "train.py").read_text()
+    (folder / "train.py").write_text(
+        text.replace("    config = parse(", f"    sys.exit({exit_code})\n    config = parse(")
+    )
+    with started(1, folder, "train.py", PYTHONPATH=str(folder)) as processes:
+        (output,) = outputs_of(processes)
+    assert processes[0].returncode == expected and ("no room" in output) == ("room" in exit_code), output
