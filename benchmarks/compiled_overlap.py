@@ -16,16 +16,13 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-PORT = 29400
 FLAGS = [
     "--model=compiled_overlap:mlp", "--data=synthetic", "--image-size=8", "--batch-size=2048", "--track=none",
     "--out=out",
@@ -104,25 +101,14 @@ def main() -> None:
         return
     import results
     from lab.lab import Lab
+    from lab_ranks import outputs_of_ranks
 
     with Lab(2) as lab:
-        processes = []
         for host in lab.hosts:
             host.rate(asked.rate)
-        for rank, host in enumerate(lab.hosts):
-            variables = {
-                "RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": lab.hosts[0].cluster_address, "MASTER_PORT": PORT,
-                "GLOO_SOCKET_IFNAME": host.links["cluster"].interface, "OMP_NUM_THREADS": 1,
-                "PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}",
-            }  # fmt: skip
-            flags = ["--rank", f"--rounds={asked.rounds}", f"--steps={asked.steps}"]
-            argv = ["env", *(f"{key}={value}" for key, value in variables.items())]
-            argv += [lab.python, str(Path(__file__).resolve()), *flags]
-            processes.append(host.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-        outputs = [process.communicate(timeout=560)[0] for process in processes]
-    lines = [line for line in outputs[0].splitlines() if line.startswith("figures ")]
-    if not lines:
-        sys.exit("\n".join(outputs))
+        flags = ["--rank", f"--rounds={asked.rounds}", f"--steps={asked.steps}"]
+        output = outputs_of_ranks(lab, str(Path(__file__).resolve()), *flags)[0]
+    lines = [line for line in output.splitlines() if line.startswith("figures ")]
     figures = json.loads(lines[0].removeprefix("figures "))
     seconds = figures["seconds_per_step"]
     print(results.table(seconds, "computing"))

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -21,9 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import results
 from lab.lab import Lab
+from lab_ranks import ROOT, outputs_of_ranks
 
-ROOT = Path(__file__).resolve().parents[1]
-PORT = 29400
 EVERY = 16  # steps between averages of local SGD
 AFTER = 2  # exact steps before PowerSGD and local SGD begin
 CONTESTANTS = {
@@ -55,19 +53,7 @@ def mean_of(key: str, output: str, steps: int) -> float:
 
 def run(lab: Lab, argvs: list[list[str]]) -> str:
     """What rank 0 said."""
-    processes = []
-    for rank, host in enumerate(lab.hosts):
-        variables = {
-            "RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": lab.hosts[0].cluster_address, "MASTER_PORT": PORT,
-            "GLOO_SOCKET_IFNAME": host.links["cluster"].interface, "OMP_NUM_THREADS": 1,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}",
-        }  # fmt: skip
-        script = str(ROOT / "tests/e2e/many_trainings.py")
-        argv = ["env", *(f"{key}={value}" for key, value in variables.items()), lab.python, script, json.dumps(argvs)]
-        processes.append(host.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    output, other = (process.communicate(timeout=560)[0] for process in processes)
-    assert all(process.returncode == 0 for process in processes), output + other
-    return str(output)
+    return outputs_of_ranks(lab, str(ROOT / "tests/e2e/many_trainings.py"), json.dumps(argvs))[0]
 
 
 def main() -> None:
