@@ -79,7 +79,7 @@ def counts(lines: list[Mapping[str, Any]]) -> dict[int, list[int]]:
 def assert_clean(lab: Lab, run_id: str | None = None) -> None:
     """The second assert of every run's test: no marked process is left anywhere, and no guard."""
     wait_until(lambda: not lab.marked(run_id), 5, "no marked process is left")
-    assert not guards(lab)
+    assert (left := guards(lab)) == [], left
 
 
 def guards(lab: Lab) -> list[str]:
