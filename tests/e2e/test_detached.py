@@ -94,7 +94,7 @@ def test_logs_f_goes_on_by_itself_when_its_sessions_are_cut(lab2: Lab) -> None:
     assert any(re.match(r"warning: node-\d: \D*\bagain$", line) for line in notices), notices
 
 
-@pytest.mark.parametrize("delay", [0.3, 0.6, 0.8, 1.0, 1.2, 1.5])
+@pytest.mark.parametrize("delay", [0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
 def test_a_controller_killed_during_the_launch_leaves_a_whole_run_or_nothing(lab2: Lab, delay: float) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     up = lab2.popen(
@@ -113,7 +113,7 @@ def test_a_controller_killed_during_the_launch_leaves_a_whole_run_or_nothing(lab
     def settled() -> bool:
         marked = lab2.marked()
         everywhere = len(marked) == len(lab2.hosts)
-        return everywhere or (not marked and not guards(lab2))
+        return everywhere or not any(process.uid for host in lab2.hosts for process in host.processes())
 
     wait_until(settled, 60, "the run goes on everywhere, or nothing is left")
     if lab2.marked():

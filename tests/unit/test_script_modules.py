@@ -122,3 +122,15 @@ def test_a_file_with_an_invalid_escape_is_read_without_a_warning(folder: Path) -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert script_modules.find(["python", "-u", "script.py"], str(folder)).variables == {"A"}
+
+
+def test_reading_a_script_does_not_make_modules_warn_again(folder: Path) -> None:
+    (folder / "script.py").write_text("import os\nos.environ['A'] = '\\d'")
+    source = compile("import warnings; warnings.warn('once', stacklevel=1)", "module.py", "exec")
+    module: dict[str, object] = {"__name__": "module"}
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        exec(source, module)
+        script_modules.find(["python", "-u", "script.py"], str(folder))
+        exec(source, module)
+    assert [str(warning.message) for warning in shown] == ["once"]

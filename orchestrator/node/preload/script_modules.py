@@ -107,14 +107,11 @@ class Script:
     def read(self, source: bytes | str, package: str) -> None:
         """`package`: the folder to which relative imports refer."""
         import ast
-        import warnings
 
         text = source.decode("latin-1") if isinstance(source, bytes) else source
         self._changes_path |= "sys.path" in text
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                tree = ast.parse(source)
+            tree = parsed(source)
         except (SyntaxError, ValueError):
             return  # the rank will tell, as it does of invalid escapes
         if "env" in text:
@@ -138,6 +135,23 @@ class Script:
         for name in names:
             own += files_of(module + "." + name, self._folder) if own else []
         return own
+
+
+def parsed(source: bytes | str) -> ast.Module:
+    """Parse without warnings. The rank shows them when it compiles the script.
+
+    `warnings.catch_warnings` would count as a change of the filters. A module that has warned while it was preloaded
+    would then warn again in every rank.
+    """
+    import ast
+    import warnings
+
+    ignore = ("ignore", None, Warning, None, 0)
+    warnings.filters.insert(0, ignore)  # type: ignore[attr-defined]
+    try:
+        return ast.parse(source)
+    finally:
+        warnings.filters.remove(ignore)  # type: ignore[attr-defined]
 
 
 def relative(node: ast.ImportFrom, package: str) -> Iterator[str]:
