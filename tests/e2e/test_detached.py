@@ -19,7 +19,6 @@ from .driver import (
     attached,
     code,
     counts,
-    guards,
     lines_of,
     ok,
     orch,
