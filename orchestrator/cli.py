@@ -7,7 +7,6 @@ commands/run_commands.py and change_commands.py declare most of the commands. Im
 from __future__ import annotations
 
 import gc
-import io
 import shlex
 import signal
 import sys
@@ -17,7 +16,7 @@ import click
 
 from . import __version__
 from .commands import change_commands, deprecated, hints, run_commands
-from .commands.exit_codes import guarded, hush_stdout
+from .commands.exit_codes import flush_streams, guarded
 from .commands.options import (
     HOSTS,
     INVENTORY_OF_RUN,
@@ -30,6 +29,7 @@ from .commands.options import (
     inventory_of_any_run,
 )
 from .errors import UsageError
+from .output import streams
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -342,14 +342,8 @@ def main() -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # `ddp-orch up ... &` in a script, which `kill -INT` must stop
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character that the locale lacks must not end a command
-            stream.reconfigure(errors="backslashreplace")
-    code = guarded(lambda: cli(prog_name="ddp-orch", standalone_mode=False))
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        hush_stdout()
+    streams.set_up()
+    code = flush_streams(guarded(lambda: cli(prog_name="ddp-orch", standalone_mode=False)))
     gc.freeze()
     sys.exit(code)
 

@@ -7,6 +7,7 @@ OrchError
 ├── UnreachableError  4   a host unreachable, refused or lost; its login or its key
 ├── HeldError         5   a lock, port or GPU in use by someone else
 ├── RunFailed         1   the training itself failed
+├── OutputError      74   stdout or stderr of this program cannot be written
 ├── RunStopped       75   the run saved a snapshot and stopped; start it again to continue
 ├── TimedOut        124   `wait --timeout`: the run has not ended in time
 └── Interrupted     130   killed, or interrupted by a person
@@ -45,6 +46,10 @@ class HeldError(OrchError):
 
 class RunFailed(OrchError):
     exit_code = 1
+
+
+class OutputError(OrchError):
+    exit_code = 74  # EX_IOERR
 
 
 class RunStopped(OrchError):

@@ -22,6 +22,7 @@ from ..errors import (
     HeldError,
     Interrupted,
     OrchError,
+    OutputError,
     RunFailed,
     RunStopped,
     UnreachableError,
@@ -39,7 +40,16 @@ KEPT_MESSAGES = 200  # lines
 _MAIN = "import sys; sys.path[:] = [*filter(None, sys.path), {!r}]; from orchestrator.cli import main; main()"
 _ERRORS: dict[int, type[OrchError]] = {
     error.exit_code: error
-    for error in (FindingsError, HeldError, Interrupted, RunFailed, RunStopped, UnreachableError, UsageError)
+    for error in (
+        FindingsError,
+        HeldError,
+        Interrupted,
+        OutputError,
+        RunFailed,
+        RunStopped,
+        UnreachableError,
+        UsageError,
+    )
 }
 
 

@@ -44,11 +44,11 @@ def execute(
             outputs[host.name] = Output(output.status, "", "") if stream else output
 
         progress = NO_PROGRESS if stream else fleet.progress
-        enough = None if shown is None else lambda _: shown.is_broken
+        enough = None if shown is None else lambda _: shown.failure is not None
         try:
             failed = dict(each(machines, run, fleet.parallel, progress, "running", enough=enough).failed)
-            if shown is not None and shown.is_broken:
-                raise BrokenPipeError
+            if shown is not None and shown.failure is not None:
+                raise shown.failure
         except KeyboardInterrupt:  # show the output of the hosts that have finished, even if one hangs
             finished = dict(outputs)
             still_running = fleet.end_commands()

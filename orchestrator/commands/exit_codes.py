@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import Interrupted, OrchError, UsageError
+from ..errors import Interrupted, OrchError, OutputError, UsageError
 from . import hints
 
 
@@ -55,6 +55,21 @@ def guarded(work: Callable[[], Any]) -> int:
 def _usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     return "" if context is None else f"\n  {context.get_usage()}\n  More: {context.command_path} --help"
+
+
+def flush_streams(code: int) -> int:
+    """Write what stdout and stderr have buffered. Returns the exit code: `code`, if that is no success."""
+    from ..output.console import Console, hush
+
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before the start
+        try:
+            stream.flush()
+        except (BrokenPipeError, OutputError) as error:
+            hush(stream)  # else Python tries again at exit, and exits with 120
+            if isinstance(error, OutputError) and code != error.exit_code:  # else it has been said
+                Console(sys.stderr, colour=False).error(str(error))
+                code = code or error.exit_code
+    return code
 
 
 def hush_stdout() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Protocol
 
+from ..errors import OutputError
 from ..output.console import Console, hush, number_of
 from ..output.lines import Line, LineAssembler
 from ..output.terminal import one_line, tame
@@ -45,8 +46,8 @@ class Stream:
         self._console = console
         self._lock = threading.Lock()
         self._assemblers: dict[tuple[str, str], LineAssembler] = {}
-        self.is_broken = False
-        """Nobody reads the output any more."""
+        self.failure: BrokenPipeError | OutputError | None = None
+        """Why no more output can be shown. Not raised by `take`: the threads that call it also keep commands going."""
         console.status(f"running on {number_of(hosts, 'host')}")
 
     def take(self, host: str, stream: str, data: bytes) -> None:
@@ -63,13 +64,13 @@ class Stream:
                     self._print(assembler.flush())
 
     def _print(self, lines: list[Line]) -> None:
-        if not lines:
+        if not lines or self.failure is not None:
             return
         self._console.status("")
         out = sys.stderr if lines[0].stream == "stderr" else sys.stdout
         try:
             out.write("".join(f"{line.host}: {tame(line.text, colour=False)}\n" for line in lines))
             out.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, OutputError) as error:
             hush(out)
-            self.is_broken = True
+            self.failure = error

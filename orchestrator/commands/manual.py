@@ -14,6 +14,7 @@ EXIT_CODES = {
     4: "a host is unreachable, or was lost",
     5: "a GPU, port or name is in use; nothing was started",
     70: "a bug in ddp-orch",
+    74: "the output cannot be written, for example because the disk is full",
     75: "the run saved a snapshot and was stopped, to be resumed",
     124: "`wait --timeout`: the run has not ended in time; it continues",
     130: "the run was killed, or Ctrl-C ended the command",

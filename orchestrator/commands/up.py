@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from ..errors import HeldError, UsageError
+from ..errors import HeldError, OutputError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory import advice, model, paths, run_ids, selection, writing
 from ..inventory.container import is_entered
@@ -165,7 +165,7 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
             with watch.stop_run_on_change(run_id, hosts, fleet):
                 code = _follow(resolved, inventory, fleet, context, options, about, printer, console)
             return in_job.requeue(job, code, console) if job and options.requeue else code
-        except (BrokenPipeError, KeyboardInterrupt):
+        except (BrokenPipeError, OutputError, KeyboardInterrupt):
             until = "continues" if resolved.tie is None else f"ends in {resolved.tie:.0f} s, as its job does"
             console.note(f"detached; the run {until}. Follow it with: {about.command('logs', '-f')}")
             raise

@@ -9,6 +9,7 @@ torchrun_noise  shortens torchrun's stack traces
 folding         folds equal lines of many ranks
 mask            hides secrets
 terminal        tames escape sequences
+streams         stdout and stderr, whose failures are errors for users
 console         messages of the program itself
 span            --since and --until
 finding         what `check` and `diagnose` report

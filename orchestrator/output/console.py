@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
+from ..errors import OutputError
 from .terminal import RESET, cut, one_line, tame
 
 _BOLD_RED, _YELLOW, _DIM, _GREEN = "\x1b[1;31m", "\x1b[33m", "\x1b[2m", "\x1b[32m"
@@ -20,7 +21,7 @@ _WITH_STATUS: weakref.WeakSet[TextIO] = weakref.WeakSet()  # streams with a stat
 
 
 class Console:
-    """Writes whole lines to one stream. If its reader has gone away, later messages are discarded."""
+    """Writes whole lines to one stream. If its reader has gone away, or its disk is full, messages are discarded."""
 
     def __init__(self, stream: TextIO, colour: bool) -> None:
         self._stream = stream
@@ -76,6 +77,8 @@ class Console:
             self._stream.flush()
         except BrokenPipeError:
             hush(self._stream)
+        except (OSError, OutputError):
+            pass  # such as a full disk: a message that cannot be shown must not end a command
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ..answers.attach import StrayOutputs
 from ..answers.runs import Part, Verdict
 from ..answers.signaled import FINISH
-from ..errors import Interrupted, OrchError, RunFailed, RunStopped, UnreachableError
+from ..errors import Interrupted, OrchError, OutputError, RunFailed, RunStopped, UnreachableError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, fold_failures
 from ..inventory.advice import AboutRun
@@ -191,7 +191,7 @@ def _stop_on_interrupt(
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
-    except BrokenPipeError:  # Ctrl-C also ended the `tee` of `ddp-orch up | tee`
+    except (BrokenPipeError, OutputError):  # Ctrl-C also ended the `tee` of `ddp-orch up | tee`
         if not requests:
             raise
         hush(sys.stdout)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..answers.shell import SHELL, ShellData, ShellOutput, ShellStarted, ShellTaken
-from ..errors import Interrupted
+from ..errors import Interrupted, OutputError
 from ..hosts.session import Send, Session, SessionLost
 
 WINDOW = 64 * 1024  # bytes of input that a host has got and its command has not taken
@@ -41,7 +41,7 @@ def run(
     """
     feeder = _Feeder()
     setting = contextlib.ExitStack()
-    closed: list[BrokenPipeError] = []
+    closed: list[BrokenPipeError | OutputError] = []
 
     def on_data(header: ShellData, payload: bytes) -> None:
         match header:
@@ -51,8 +51,8 @@ def run(
                     setting.enter_context(_raw_mode())
             case ShellOutput(stream):
                 try:
-                    _write((sys.stderr if stream == "stderr" else sys.stdout).fileno(), payload)
-                except BrokenPipeError as error:
+                    _write(stream, payload)
+                except (BrokenPipeError, OutputError) as error:
                     closed.append(error)
                     raise
             case ShellTaken(taken):
@@ -171,7 +171,14 @@ def _size() -> Mapping[str, Any]:
     return {"rows": rows, "columns": columns}
 
 
-def _write(handle: int, data: bytes) -> None:
+def _write(stream: str, data: bytes) -> None:
+    """Raises BrokenPipeError or OutputError."""
+    handle = (sys.stderr if stream == "stderr" else sys.stdout).fileno()
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(handle, rest) :]
+        try:
+            rest = rest[os.write(handle, rest) :]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"cannot write to {stream}: {error.strerror}") from error

@@ -117,7 +117,10 @@ class Pipe(Protocol):
         """The last `STDERR_KEPT` bytes of the command's stderr so far. It is drained even if it is never read."""
 
     def listen_to_stderr(self, take: Callable[[bytes], None]) -> None:
-        """Have `take` called with the stderr of the command so far, and, in another thread, with all that follows."""
+        """Have `take` called with the stderr of the command so far, and, in another thread, with all that follows.
+
+        `take` must not raise: the thread also keeps the command from waiting for room in its stderr.
+        """
 
     def exit_status(self, timeout: float) -> int | None:
         """The command's exit status, or `None` if it is not known within `timeout` seconds.
@@ -327,11 +330,13 @@ class LocalPipe:
     def _drain_stderr(self) -> None:
         stderr = self._process.stderr
         assert stderr
-        with stderr:
+        try:
             while self._wait(stderr.fileno(), select.POLLIN, None) and not self._closed:
                 data = os.read(stderr.fileno(), STDERR_KEPT)
                 if not data:
                     break
                 self._tail.add(data)
-        self._drained.set()
+        finally:
+            stderr.close()
+            self._drained.set()
         self._process.wait()  # reap it here, so that no zombie is left if the status is never read

@@ -15,6 +15,7 @@ import pytest
 from orchestrator import __version__
 from orchestrator.cli import cli
 from orchestrator.commands import hints
+from orchestrator.errors import OutputError, UsageError
 
 ROOT = Path(__file__).parents[2]
 SMALL = "hosts: [lovelace]\nrun: {env: {CITY: Zürich}}\n"
@@ -157,6 +158,19 @@ def test_a_reader_that_has_gone_is_no_error(tmp_path: Path, argv: list[str]) -> 
     )
     os.close(writing)
     assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_an_error(tmp_path: Path, unbuffered: str) -> None:
+    argv = [sys.executable, "-m", "orchestrator.cli", "version"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(argv, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+        argv[-1] = "no-such-command"
+        wrong = subprocess.run(argv, cwd=tmp_path, env=environment, stderr=full)
+    assert result.returncode == OutputError.exit_code
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert wrong.returncode == UsageError.exit_code  # the message is lost, the exit code is not
 
 
 def test_a_bug_is_70() -> None:

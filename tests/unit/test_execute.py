@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from lab.waiting import wait_until
 
 from orchestrator.commands import live_output
 from orchestrator.commands.exec import execute
-from orchestrator.errors import UsageError
+from orchestrator.errors import OutputError, UsageError
 from orchestrator.hosts import fleet as fleets
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.model import parse
@@ -95,6 +97,25 @@ def test_a_stream_ends_the_command_when_nobody_reads_it(inventory: str, tmp_path
         assert process.stdout is not None and process.stdout.readline() == "here: again\n"
         process.stdout.close()
         assert process.wait(20) == 0 and process.stderr is not None and process.stderr.read() == ""
+    assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_stream_ends_with_an_error_when_the_disk_of_its_output_is_full(
+    inventory: str, tmp_path: Path, name: str
+) -> None:
+    redirect = ">&2" if name == "stderr" else ""
+    command = f"echo $$ > {tmp_path}/pid; while echo again {redirect}; do sleep 0.05; done"
+    argv = [sys.executable, "-c", SHOW, "exec", "--stream", inventory, "--", command]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with open("/dev/full", "w") as full, subprocess.Popen(argv, **{**streams, name: full}, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == OutputError.exit_code
+    assert (out or "") == ""
+    assert name == "stderr" or (err.startswith("error: ") and os.strerror(errno.ENOSPC) in err and err.count("\n") == 1)
     assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
 
 
