@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from golden_files import assert_message
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from orchestrator.node.gang import drain as drain_rules
 from orchestrator.node.gang import gang, gang_events, gang_orders, newcomers, team
@@ -192,6 +194,48 @@ def test_a_host_that_is_lost_during_a_drain_is_the_first_failure_if_the_run_cann
     assert state.verdict and (state.verdict["state"], state.verdict["first_failure"]["host"]) == ("lost", "host-2")
 
 
+def test_a_loss_while_the_head_hands_over_ends_the_run_if_no_restart_is_left() -> None:
+    """The next head says so at once. It has nobody to wait for: the lost host may not take part again."""
+    state = drain(begun(NODES, **{**ELECTING, "max_restarts": 0}, min_nodes=2), 0)
+    state, _ = gang.step(state, gang_events.Lost(2, 2001.0, 1993.0))
+    state = exited(state, 2010.0, 0, 1)
+    assert drain_rules.has_to_resign(state)  # the others must not elect a head that does not lead
+    before, (state, _) = state, gang.step(state, gang_events.Elected(1, "10.0.0.2", 100.0))
+    assert state.verdict and (state.verdict["state"], state.verdict["first_failure"]["host"]) == ("lost", "host-2")
+    assert state.verdict["no_restart_reason"] == "max_restarts is 0"
+    assert_message("drained-head-no-restart", "\n".join(narration.lines(before, state)))
+
+
+def test_a_hand_over_with_no_restart_left_costs_none() -> None:
+    """Also if a host is lost meanwhile, as long as there are enough without it."""
+    state = drain(begun(SPARED, **{**ELECTING, "max_restarts": 0}, min_nodes=2), 0)
+    state, _ = gang.step(state, gang_events.Lost(2, 2001.0, 1993.0))
+    state, _ = gang.step(exited(state, 2010.0, 0, 1), gang_events.Elected(1, "10.0.0.2", 100.0))
+    state, _ = gang.step(state, gang_events.PortFound(29501, 101.0))
+    assert (state.phase, state.team, state.restarts_used) == (Phase.RUNNING, (1, 3), 0)
+
+
+@pytest.mark.parametrize("leaving", [0, 1])
+def test_a_run_that_waits_in_vain_after_a_drain_was_not_killed(leaving: int) -> None:
+    """Somebody asked for the drain, and nobody for the end of the run."""
+    state, _ = gang.step(drain(begun(NODES, **ELECTING, min_nodes=2), leaving), gang_events.Lost(2, 2001.0, 1993.0))
+    state = exited(state, 2010.0, 0, 1)
+    if leaving == 0:
+        state, _ = gang.step(state, gang_events.Elected(1, "10.0.0.2", 2010.0))
+    assert gang_orders.label(state) == "waiting"
+    state, _ = gang.step(state, gang_events.Tick(2010.0 + ELECTING["rejoin_timeout"] + 1.0))
+    assert state.verdict and (state.verdict["state"], state.verdict["first_failure"]["host"]) == ("lost", "host-2")
+
+
+def test_a_run_that_waits_in_vain_for_a_healthy_host_after_a_drain_failed() -> None:
+    state = exited(drain(begun(NODES, **ELECTING, min_nodes=2, has_gate=True), 1), 2010.0, 0, 1, 2)
+    problems = [{"code": "disk-full", "text": "/ is full"}]
+    state, _ = gang.step(state, gang_events.Checked(2, 2, problems, 2011.0))
+    assert gang_orders.label(state) == "waiting"
+    state, _ = gang.step(state, gang_events.Tick(2011.0 + ELECTING["rejoin_timeout"] + 1.0))
+    assert state.verdict and (state.verdict["state"], state.verdict["first_failure"]["host"]) == ("failed", "host-2")
+
+
 def test_a_stop_request_during_a_drain_ends_the_run() -> None:
     state, _ = gang.step(drain(begun(SPARED), 1), gang_events.StopRequested("bob", 5.0, 2001.0))
     state = exited(state, 2002.0, 0, 1, 2)
@@ -206,3 +250,73 @@ def test_a_drained_host_takes_no_part_though_its_attempt_failed_by_itself() -> N
     state, _ = gang.step(state, gang_events.PortFound(29501, 2010.0))
     assert (state.team, state.restarts_used) == ((0, 3, 2), 1)
     assert all(isinstance(gang_orders.order_of(state, number), Run) for number in state.team)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_failed_if_a_host_does_not_stop_for_a_drain(number: int) -> None:
+    state = exited(drain(begun(SPARED), 1), 2010.0, *({0, 1, 2} - {number}))
+    state, _ = gang.step(state, gang_events.Tick(2000.0 + GRACE + gang.STOP_WINDOW + 1.0))
+    assert state.verdict and state.verdict["state"] == "failed"
+    assert state.verdict["first_failure"]["host"] == f"host-{number}"
+
+
+def test_a_spare_is_not_drained_that_takes_the_place_of_a_drained_host() -> None:
+    state = drain(begun(SPARED), 1)
+    assert drain(state, 3) == state
+
+
+def test_the_loss_of_the_spare_that_a_drain_needs_is_the_first_failure() -> None:
+    state, _ = gang.step(drain(begun(SPARED), 1), gang_events.Lost(3, 2001.0))
+    state = exited(state, 2010.0, 0, 1, 2)
+    assert state.verdict and (state.verdict["state"], state.verdict["first_failure"]["host"]) == ("lost", "host-3")
+
+
+def event_of(kind: str, number: int, attempt: int, at: float) -> gang_events.Event:
+    match kind:
+        case "Drain":
+            return gang_events.Drain(number, "ann", GRACE, at)
+        case "Lost":
+            return gang_events.Lost(number, at)
+        case "Joined":
+            return gang_events.Joined(number, at)
+        case "Restarted":
+            return gang_events.HostRestarted(number, at)
+        case "Elected":
+            return gang_events.Elected(number, "10.0.0.2", at)
+        case "Unfit":
+            return gang_events.Checked(number, attempt + 1, [{"code": "disk-full", "text": "/ is full"}], at)
+        case "PortFound":
+            return gang_events.PortFound(29501, at)
+    return gang_events.Exited(number, attempt, True, at)
+
+
+KINDS = ["Drain", "Lost", "Joined", "Restarted", "Elected", "Unfit", "PortFound", "exited", "all exited"]
+HISTORIES = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 4), st.sampled_from([0.1, 3.0, 40.0])), max_size=20
+)
+
+
+@settings(max_examples=100)
+@given(HISTORIES, st.integers(1, 3), st.integers(0, 1), st.sampled_from([0.0, 600.0]), st.booleans())
+def test_no_run_was_killed_that_nobody_asked_to_stop(
+    history: list[tuple[str, int, float]], min_nodes: int, max_restarts: int, rejoin: float, has_gate: bool
+) -> None:
+    nodes = [*SPARED, {"host": "host-4", "nproc": 1, "spare": True}]
+    state = begun(
+        nodes,
+        max_restarts=max_restarts,
+        min_nodes=min_nodes,
+        max_nodes=3,
+        rejoin_timeout=rejoin,
+        has_gate=has_gate,
+        elects=True,
+    )
+    at = 2000.0
+    for kind, number, pause in history:
+        at += pause
+        for one in range(5) if kind == "all exited" else [number]:
+            if kind != "Lost" or one != state.head:
+                state, _ = gang.step(state, event_of(kind, one, state.attempt, at))
+    for second in (1, 2000, 3000):  # what happens if nothing happens any more
+        state, _ = gang.step(state, gang_events.Tick(at + second))
+    assert state.verdict is None or state.verdict["state"] != "killed"

@@ -6,10 +6,10 @@ the next head begins without it.
 
 from typing import Any, Dict, Iterator
 
-from . import newcomers
+from . import gate, newcomers
 from .gang_events import Drain
-from .gang_failures import earlier_failures
-from .gang_state import GONE, NodePhase, Phase, State, change_node
+from .gang_failures import earlier_failures, failure_of
+from .gang_state import GONE, NodePhase, Phase, State, change_node, is_unfit, problems
 from .team import next_team, why_not_again
 
 
@@ -45,9 +45,11 @@ def can_leave(state: State, number: int) -> bool:
         return False
     if number == state.head:
         return _can_hand_over(state)
-    if state.hands_over:
-        return state.nodes[number].node_rank is None
-    return state.nodes[number].node_rank is None or next_team(change_node(state, number, leaves={})) is not None
+    if state.nodes[number].node_rank is None and (state.phase is Phase.RUNNING or not _can_continue(state)):
+        return True
+    if state.nodes[number].node_rank is not None and state.hands_over:
+        return False
+    return _can_continue(change_node(state, number, leaves={}))
 
 
 def _can_hand_over(state: State) -> bool:
@@ -69,12 +71,43 @@ def has_to_resign(state: State) -> bool:
     return state.hands_over and state.phase is Phase.RESTARTING
 
 
-def on_lost(state: State, number: int, failure: Dict[str, Any]) -> State:
-    """If a host is lost while another leaves, and the run cannot continue, its loss is the first failure."""
-    pending = state.drained_by is not None and state.first_failure is None and state.phase is not Phase.RUNNING
-    if not pending or state.nodes[number].node_rank is None or why_not_again(state) is None:
+def on_lost(before: State, after: State, number: int, failure: Dict[str, Any]) -> State:
+    """If a host is lost while another leaves, and the run cannot continue without it, its loss is the first failure."""
+    if after.drained_by is None or after.first_failure is not None or after.phase is Phase.RUNNING:
+        return after
+    is_spare = after.nodes[number].node_rank is None
+    if _can_continue(after) or (is_spare and not _can_continue(before)):
+        return after
+    return after._replace(first_failure=dict(failure, at_start=False))
+
+
+def _can_continue(state: State) -> bool:
+    return _can_hand_over(state) if state.hands_over else next_team(state) is not None
+
+
+def on_elected(state: State, at: float) -> State:
+    """The head has left on request. Only the next one knows whether the run waits for a host that was lost."""
+    if state.first_failure is None or why_not_again(state) is None:
         return state
-    return state._replace(first_failure=dict(failure, at_start=False))
+    return state._replace(phase=Phase.STOPPING, since=at)
+
+
+def with_cause(state: State, at: float) -> State:
+    """For a run that ends now. Nobody asked for that if only a host was to leave: what is missing is the failure."""
+    if state.first_failure is not None or state.stopped_by is not None:
+        return state
+    for number in (*state.team, state.head):
+        phase, stays = state.nodes[number].phase, state.nodes[number].leaves is None
+        if stays and phase in (NodePhase.LOST, NodePhase.RETURNED):
+            failure = dict(failure_of(state, number, "host lost", at), lost=True)
+        elif stays and is_unfit(state, number):
+            failure = failure_of(state, number, gate.describe(problems(state, number)), at)
+        elif state.phase is Phase.STOPPING and phase is not NodePhase.EXITED and phase not in GONE:
+            failure = failure_of(state, number, "did not stop within %d s" % (at - state.since), at)
+        else:
+            continue
+        return state._replace(first_failure=dict(failure, at_start=False))
+    return state
 
 
 def lines(before: State, after: State) -> Iterator[str]:

@@ -47,7 +47,7 @@ from .gang_events import (
     StopRequested,
     Voters,
 )
-from .gang_failures import earlier_failures, failure_of, outcome_of, stalled
+from .gang_failures import earlier_failures, failure_of, outcome_of, stalled, was_silent_before_the_failure
 from .gang_orders import order_of
 from .gang_state import (
     FAILURE_GRACE,
@@ -225,7 +225,7 @@ def _on_lost(state: State, event: Lost) -> State:
     if phase in (NodePhase.EXITED, NodePhase.DISCONNECTED) and state.phase is Phase.RUNNING:
         return change_node(state, event.node, away=True)  # its part is done
     failure = dict(failure_of(state, event.node, "host lost", event.at), lost=True)
-    if phase is not NodePhase.EXITED and _was_silent_before_the_failure(state, event):
+    if phase is not NodePhase.EXITED and was_silent_before_the_failure(state, event):
         at_start = event.at - state.started_at < AT_START
         state = state._replace(first_failure=dict(failure, at_start=at_start))
     return _mark_lost(state._replace(lost_at=event.at), event.node, failure, event.at)
@@ -254,31 +254,20 @@ def _on_elected(state: State, event: Elected) -> State:
     nodes = tuple(node._replace(asked=0) for node in state.nodes)  # the times are by the clock of the old head
     after = state._replace(head=event.node, elected_in=state.attempt, master_addr=event.master_addr, since=event.at)
     after = after._replace(nodes=nodes, lost_at=float("-inf"))
-    if state.phase in (Phase.WAITING, Phase.OVER) or drain.has_to_resign(state):
+    if state.phase in (Phase.WAITING, Phase.OVER):
         return after
+    if drain.has_to_resign(state):
+        return drain.on_elected(after, event.at)
     if old == event.node:  # it was without a majority for so long that its attempt has ended
         return _fail(after, dict(failure_of(state, old, "was cut off from the others", event.at), lost=True), event.at)
     failure = dict(failure_of(state, old, "head lost", event.at), lost=True)
     return _fail(_mark_lost(after, old, failure, event.at), failure, event.at)
 
 
-def _was_silent_before_the_failure(state: State, event: Lost) -> bool:
-    """Its peers may fail at once when it dies, by a connection reset, long before its lease ends."""
-    first = state.first_failure
-    return (
-        state.phase is Phase.STOPPING
-        and state.elected_in != state.attempt  # else the times are by two clocks
-        and first is not None
-        and not first.get("lost")
-        and state.nodes[event.node].node_rank is not None
-        and event.heard_at is not None
-        and event.heard_at <= state.since
-    )
-
-
 def _mark_lost(state: State, number: int, failure: Dict[str, Any], at: float) -> State:
     """The run continues, waits or ends without that node. The loss of a spare is no failure."""
-    lost = drain.on_lost(change_node(state, number, phase=NodePhase.LOST, lost_in=state.attempt), number, failure)
+    lost = change_node(state, number, phase=NodePhase.LOST, lost_in=state.attempt)
+    lost = drain.on_lost(state, lost, number, failure)
     if state.phase is Phase.RESTARTING and next_team(lost) is None:
         if why_not_again(lost) is not None:
             return lost._replace(phase=Phase.STOPPING, since=at)
@@ -334,7 +323,7 @@ def _archive(state: State) -> State:
 
 
 def _fail(state: State, failure: Dict[str, Any], at: float) -> State:
-    """The first failure is kept; what comes later is its consequence. (But see _was_silent_before_the_failure.)"""
+    """The first failure is kept; what comes later is its consequence. (But see was_silent_before_the_failure.)"""
     if state.phase is not Phase.RUNNING:
         return state
     failure = dict(failure, at_start=at - state.started_at < AT_START)
@@ -366,9 +355,12 @@ def _settle(state: State, at: float) -> State:
         if finished or at - state.since > state.stop_grace + STOP_WINDOW:
             if state.stopped_by is not None and why_not_again(state) is None:
                 state = _archive(state)  # without the stop request, a restart would have followed the failure
+            state = drain.with_cause(state, at)
             return _over(state, outcome_of(state), at)
     if waits_for_nodes(state) and at - state.since > state.rejoin_timeout:
-        return _over(state, outcome_of(state), at, gate.why_not_ready(state))
+        why = gate.why_not_ready(state)
+        state = drain.with_cause(state, at)
+        return _over(state, outcome_of(state), at, why)
     if state.phase is Phase.OVER and not others_gone(state) and at - state.since > FAREWELL_WINDOW:
         others = [number for number in range(len(state.nodes)) if number != state.head]
         return change_nodes(state, others, phase=NodePhase.DISCONNECTED)

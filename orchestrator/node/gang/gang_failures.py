@@ -2,8 +2,8 @@
 
 from typing import Any, Dict, List
 
-from .gang_events import Stalled
-from .gang_state import State
+from .gang_events import Lost, Stalled
+from .gang_state import Phase, State
 
 MOST = 16  # earlier failures in a verdict
 
@@ -31,3 +31,17 @@ def outcome_of(state: State) -> str:
     if state.first_failure is None:
         return "stopped" if state.resumable else "killed"
     return "lost" if state.first_failure.get("lost") else "failed"
+
+
+def was_silent_before_the_failure(state: State, event: Lost) -> bool:
+    """Its peers may fail at once when it dies, by a connection reset, long before its lease ends."""
+    first = state.first_failure
+    return (
+        state.phase is Phase.STOPPING
+        and state.elected_in != state.attempt  # else the times are by two clocks
+        and first is not None
+        and not first.get("lost")
+        and state.nodes[event.node].node_rank is not None
+        and event.heard_at is not None
+        and event.heard_at <= state.since
+    )
