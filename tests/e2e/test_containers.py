@@ -251,6 +251,21 @@ def test_docker_leaves_nothing_either(docker_lab: Lab) -> None:
     kill_runs_and_guards(docker_lab, inventory_of(docker_lab, "docker", lease=2, grace=5), "docker")
 
 
+@pytest.mark.lab
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("dockerd") is None, reason="no dockerd here")
+def test_setup_copies_an_image_from_one_docker_to_another(docker_lab: Lab) -> None:
+    inventory = inventory_of(docker_lab, "docker")
+    docker_lab.hosts[1].sh(f"docker rmi {IMAGE}", check=True)
+    copied = ok(orch(docker_lab, "setup", inventory)).stderr
+    assert f"node-1: {IMAGE} copied from node-0: " in copied
+    first, second = (
+        host.sh(f"docker inspect --format '{{{{.Id}}}}' {IMAGE}", check=True).stdout for host in docker_lab.hosts
+    )
+    assert first == second
+    assert f"node-[0-1]: {IMAGE} kept" in ok(orch(docker_lab, "setup", inventory)).stderr
+
+
 @pytest.fixture(params=["apptainer", "enroot"])
 def file_lab(request: pytest.FixtureRequest, make_lab: Callable[..., Lab]) -> tuple[Lab, str, str]:
     """The lab, an engine whose images are files, and the path of the image on all hosts."""
