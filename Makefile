@@ -10,8 +10,8 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --con
 
 help:
 	@echo 'make demo     train on two hosts on this machine over real SSH (about a minute)'
-	@echo 'make test     run the core tests (about ten minutes); ARGS="tests/unit -x" selects some'
-	@echo 'make test-all run all tests, as CI does (up to an hour)'
+	@echo 'make test     run the unit tests (about seven minutes); ARGS="tests/node -x" selects others'
+	@echo 'make test-all run all tests, as CI does (an hour or more)'
 	@echo 'make test-newest  run unit tests and logins with the newest versions that pyproject.toml allows'
 	@echo 'make chaos    inject faults into runs (two hours; needs root)'
 	@echo 'make gpu      run all tests and benchmarks that need a GPU, on this machine (nine minutes at most); ARGS="--device cpu" tries them without one'
@@ -26,7 +26,7 @@ demo: .venv/.complete
 	@.venv/bin/python -m orchestrator.cli demo
 
 test: .venv/.complete
-	.venv/bin/python -m pytest -m "not slow" $(ARGS)
+	.venv/bin/python -m pytest -m "not slow" $(or $(ARGS),tests/unit)
 
 test-all: .venv/.complete
 	.venv/bin/python -m pytest $(ARGS)
