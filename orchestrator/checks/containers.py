@@ -70,9 +70,9 @@ def can_be_copied(container: Container) -> bool:
     return is_file or (candidates(container)[0] != "enroot" and "@" not in container.image)
 
 
-def pull_of(container: Container) -> str:
-    """How all hosts get the image."""
-    advice = advice_for(candidates(container)[0], container.image)
+def pull_of(container: Container, engine: str | None = None) -> str:
+    """How all hosts get the image. `engine`: which one they have; None: the preferred one."""
+    advice = advice_for(engine or candidates(container)[0], container.image)
     return _on_all_hosts(command(advice.pull, container.image))
 
 

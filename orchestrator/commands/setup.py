@@ -105,15 +105,15 @@ def setup(inventory_path: str | None, hosts: str | None, options: SetupOptions) 
     if options.wheels is not None and options.index_url is not None:
         raise UsageError("--wheels and --index-url cannot be combined")
     console = stderr_console()
-    inventory = load_inventory(inventory_path)
-    if hosts is not None:
-        inventory = selection.select(inventory, hosts)
+    whole = load_inventory(inventory_path)
+    inventory = whole if hosts is None else selection.select(whole, hosts)
+    others = [host for host in whole.hosts if host not in inventory.hosts]
     with open_fleet(inventory) as fleet:
         fleet.prepare(inventory.hosts)
         _copy_ssh_keys(inventory.hosts, fleet)
         outside = [host for host in inventory.hosts if not has_image(host.container)]
         pythons = _prepare_hosts(outside, inventory.head, fleet, options)
-        images = copy_images(inventory.hosts, inventory.run.ports, fleet)
+        images = copy_images(inventory.hosts, others, inventory.run.ports, fleet)
     _print_pythons(inventory.hosts, pythons.done, console)
     _print_images(images, console)
     failed = {**pythons.failed, **images.failed}

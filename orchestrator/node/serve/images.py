@@ -4,6 +4,7 @@ One host offers the image: it listens until its session ends. The other connects
 """
 
 import contextlib
+import glob
 import hashlib
 import os
 import select
@@ -12,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional, Set
 
 from ..host import engines, network
 from ..host.run_command import output_of
@@ -27,6 +28,9 @@ ALIVE_EVERY = 10  # s between two signs of life of an engine that prints nothing
 TELL_EVERY = 1.0  # s between two reports of how much has arrived
 ASK_WINDOW = 20.0  # s for an engine to answer
 
+ABANDONED = 600.0  # s without a byte after which a part is of a copy that has ended; a live one gives up after 60
+
+_parts: Set[str] = set()  # files that are being written
 Emit = Callable[[Dict[str, Any], bytes], None]
 
 
@@ -199,13 +203,31 @@ def _store_file(engine: str, image: str, arriving: _Arriving) -> None:
     part = os.path.join(folder, ".%s.%s" % (name, os.urandom(4).hex()))
     try:
         os.makedirs(folder, exist_ok=True)
+        _parts.add(part)
         with open(part, "xb") as file:
+            _remove_abandoned(folder, name, os.fstat(file.fileno()).st_mtime)
             for data in arriving.pieces():
                 file.write(data)
         os.replace(part, image)
     except OSError as error:
         raise Refused("unknown", "cannot write %s: %s" % (image, error.strerror)) from error
     finally:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        _parts.discard(part)
+
+
+def _remove_abandoned(folder: str, name: str, now: float) -> None:
+    """Remove parts of copies that were killed. `now`: by the clock of the file system."""
+    for path in glob.glob(os.path.join(glob.escape(folder), ".%s.%s" % (glob.escape(name), 8 * "[0-9a-f]"))):
+        with contextlib.suppress(OSError):
+            if now - os.stat(path).st_mtime > ABANDONED:
+                os.unlink(path)
+
+
+def give_up() -> None:
+    """Remove what has arrived: the session ends, and its threads with it."""
+    for part in list(_parts):
         with contextlib.suppress(OSError):
             os.unlink(part)
 
@@ -215,11 +237,15 @@ def _load(engine: str, image: str, arriving: _Arriving) -> None:
         process = subprocess.Popen([engine, "load"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
         assert process.stdin is not None
         try:
-            for data in arriving.pieces():
-                process.stdin.write(data)
-            process.stdin.close()
-        except BrokenPipeError:
-            pass  # its exit status tells why
+            pieces = arriving.pieces()
+            with contextlib.suppress(BrokenPipeError):  # its exit status tells why
+                for data in pieces:
+                    process.stdin.write(data)
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            if process.poll() is None or not process.returncode:
+                for _ in pieces:  # an engine that has all layers need not read them, but the digest is of all bytes
+                    pass
         except BaseException:
             process.kill()  # before it loads a part
             process.wait()

@@ -72,6 +72,7 @@ class Relay:
         self._uploads: Dict[int, "queue.Queue[bytes]"] = {}
         self._shells: Dict[int, "shell.Shell"] = {}
         self._controls: Dict[str, socket.socket] = {}
+        self._takes_images = False
         self._tickets: Dict[str, int] = {}  # locked until the session ends
         self._operations: Dict[str, Callable[[Dict[str, Any], int], Dict[str, Any]]] = {
             "listen": self._listen,
@@ -96,6 +97,10 @@ class Relay:
         finally:
             for each in list(self._shells.values()):
                 each.hang_up()
+            if self._takes_images:
+                from . import images
+
+                images.give_up()
 
     def _serve(self) -> int:
         try:
@@ -227,6 +232,8 @@ class Relay:
 
     def _take_image(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import images
+
+        self._takes_images = True
 
         def emit(header: Dict[str, Any], payload: bytes) -> None:
             self.send(wire.Frame(wire.DATA, dict(header, id=number), payload))
