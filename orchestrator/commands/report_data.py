@@ -208,15 +208,21 @@ def _last_step(figures: Sequence[tuple[Line, Mapping[str, float]]]) -> float | N
 def _training(
     figures: Sequence[tuple[Line, Mapping[str, float]]], began: float
 ) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
-    """If ranks print steps, a line without one belongs to the step that its rank has printed last."""
+    """If ranks print steps, a line without one belongs to the step that its rank has printed last.
+
+    A line of a rank that prints none belongs to the step that any rank of the attempt has printed last.
+    """
     series: dict[str, dict[str, list[tuple[float, float]]]] = {"loss": {}, "rate": {}, "step_time": {}}
-    has_steps = any("step" in values for _, values in figures)
+    ranks_with_steps = {_series(line) for line, values in figures if "step" in values}
     steps: dict[str, float] = {}
-    for line, values in figures:
+    newest: dict[int, float] = {}  # by attempt
+    for line, values in sorted(figures, key=lambda figure: figure[0].at):
         key = _series(line)
         if "step" in values:
-            steps[key] = values["step"]
-        x = steps.get(key) if has_steps else line.at - began
+            steps[key] = newest[line.attempt] = values["step"]
+        x = steps.get(key) if key in ranks_with_steps else newest.get(line.attempt)
+        if not ranks_with_steps:
+            x = line.at - began
         if x is None:
             continue  # before the first step
         for name, ranks in series.items():

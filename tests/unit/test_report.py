@@ -288,6 +288,18 @@ def test_a_line_without_a_step_belongs_to_the_step_before() -> None:
     assert made.training["loss"]["attempt 1, rank 0"] == ((10, 3), (20, 2))
 
 
+def test_figures_of_a_rank_without_steps_belong_to_the_newest_step_of_any_rank() -> None:
+    texts = {0: ["step 10 loss 4", "step 20 loss 3"], 1: ["loss 4.5", "loss 3.5"]}
+    lines = [
+        Line(1000.0 + 10 * number + rank, f"gpu-{rank}", rank, "stdout", 1, texts[rank][number])
+        for rank in (1, 0)  # as the hosts answer, one after the other
+        for number in range(2)
+    ]
+    made = make(records(), "failed", {}, lines, [], DIAGNOSIS, Mask())
+    assert made.training["loss"]["attempt 1, rank 1"] == ((10, 4.5), (20, 3.5))
+    assert made.training["loss"]["attempt 1, rank 0"] == ((10, 4), (20, 3))
+
+
 def test_where_ranks_print_no_figures_the_page_says_which_would_be_shown() -> None:
     page = html.render(asdict(of_lines("hello")))
     assert "<code>step 120 loss 2.31</code>" in page and "last step" not in page and "last loss" not in page
