@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..answers.facts import Facts, Gpu, Python
 from ..output.finding import Severity
+from ..output.mask import hide_credentials
 from ..plan.plan import Node, Plan
 from .findings import Findings, shell_word
 
@@ -160,7 +161,8 @@ def _state(node: Node, gpu: Gpu, fact: Facts, findings: Findings) -> None:
 
 def _held(name: str, gpu: Gpu, used_mib: int, uid: int, findings: Findings) -> None:
     holders = [
-        f"pid {process.pid} ({process.command or 'another user or container'})" for process in gpu.processes
+        f"pid {process.pid} ({hide_credentials(process.command or '') or 'another user or container'})"
+        for process in gpu.processes
     ] or ["a process that is not visible from here"]
     half = gpu.memory_mib and used_mib > gpu.memory_mib / 2
     message = f"GPU {gpu.index}: {used_mib} of {gpu.memory_mib} MiB are in use by {', '.join(holders)}"

@@ -17,6 +17,7 @@ from ..answers.facts import Facts, Python
 from ..answers.hello import Hello
 from ..output.finding import Finding, Severity
 from ..output.lines import rfc3339
+from ..output.mask import hide_credentials
 from ..output.terminal import one_line
 from ..plan.plan import Node, Plan, find_script_arguments
 from ..ssh.pipe import ConnectFailure, OtherKey, fill_in_members
@@ -209,7 +210,7 @@ def _leftovers(node: Node, fact: Facts, findings: Findings) -> None:
     if fact.orphans:
         pids = ", ".join(str(process.pid) for process in fact.orphans[:5])
         message = "processes of a finished run are still running"
-        evidence = f"{fact.orphans[0].run_id}: pid {pids}: {fact.orphans[0].command}"
+        evidence = f"{fact.orphans[0].run_id}: pid {pids}: {hide_credentials(fact.orphans[0].command)}"
         fix = "ddp-orch kill --leftovers INVENTORY"
         findings.add("warning", "orphan-workers", name, message, fix, evidence)
     if isinstance(fact.python, Python) and fact.python.build_locks == "kernel":

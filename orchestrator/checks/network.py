@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ..answers.facts import Facts, Python, RdmaPort
 from ..answers.fields import is_address
+from ..output.mask import hide_credentials
 from ..output.terminal import one_line
 from ..plan.plan import Node, Plan
 from .findings import Findings
@@ -127,7 +128,11 @@ def _rendezvous_port(plan: Plan, fact: Facts, findings: Findings) -> None:
         findings.add("error", "port-permission", head, message, fix, evidence)
     holder = fact.listeners.get(str(port))
     if holder is not None:
-        holder_text = f"pid {holder.pid} ({holder.command})" if holder.pid else "a process of another user"
+        holder_text = (
+            f"pid {holder.pid} ({hide_credentials(holder.command or '')})"
+            if holder.pid
+            else "a process of another user"
+        )
         message = f"rendezvous port {port} is in use by {holder_text}"
         fix = (f"ssh {head} kill {holder.pid}, or " if holder.pid else "") + "set rdzv: {port: auto}"
         findings.add("error", "port-in-use", head, message, fix, f"ss -Hltnp 'sport = :{port}': {holder_text}")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..answers.gpus import GPUS, GpuList, GpuUser, UsedGpu
 from ..hosts.fleet import combine
 from ..output.console import Console, fold_messages, number_of
+from ..output.mask import Mask, hide_credentials
 from ..output.terminal import cut, one_line
 from ..ui.text_table import print_table
 from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_failures
 
 IDLE_MIB = 1024  # of a GPU without a process; the driver itself takes some hundred MiB
 MAX_COMMAND = 60  # columns
+CUT_AT = 200  # characters of a command line that hosts tell
 COLUMNS = ("HOST", "GPU", "NAME", "MEMORY GiB", "USE", "TEMP", "USED BY")
 
 
@@ -27,12 +31,25 @@ def gpus(inventory_path: str | None, hosts: str | None, as_json: bool) -> int:
     with open_fleet(inventory, short_timeout=True) as fleet:
         fleet.prepare(machines)
         results = fleet.each(machines, lambda _, session: session.request(GPUS, {}), "asking for its GPUs")
+    mask = Mask(value for name in inventory.run.secrets if (value := os.environ.get(name)))
+    answers = {host: _hide_secrets(answer, mask) for host, answer in results.done.items()}
     if as_json:
-        print(json.dumps([as_dict(host, answer) for host, answer in results.done.items()], indent=2))
+        print(json.dumps([as_dict(host, answer) for host, answer in answers.items()], indent=2))
     else:
-        _print(results.done, console)
+        _print(answers, console)
     warn_of_failures(results.failed, console)
     return combine(results.failed.values(), "").exit_code if results.failed else 0
+
+
+def _hide_secrets(answer: GpuList, mask: Mask) -> GpuList:
+    def hide(user: GpuUser) -> GpuUser:
+        command = user.command
+        if len(command) >= CUT_AT:
+            command = command[: mask.cut(command, len(command))]
+        return replace(user, command=hide_credentials(mask.hide(command)))
+
+    gpus = tuple(replace(gpu, users=tuple(map(hide, gpu.users))) for gpu in answer.gpus)
+    return replace(answer, gpus=gpus)
 
 
 def _print(answers: Mapping[str, GpuList], console: Console) -> None:

@@ -62,6 +62,20 @@ def test_gpus_are_listed_with_whose_processes_use_them(tmp_path: Path, processes
     assert (second["processes"][0]["pid"], second["processes"][0]["run_id"]) == (other, None)
 
 
+def test_secrets_in_command_lines_are_masked(tmp_path: Path) -> None:
+    (tmp_path / "inventory.yaml").write_text(INVENTORY + "run: {secrets: [LICENCE]}\n")
+    licence = "correct-horse-battery"
+    argv = ["bash", "-c", "read", licence, "--api-key", "sk-live-1"]
+    argv += ["x" * (190 - len(" ".join(argv))), licence]  # of which a host tells the beginning
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        env = nvidia_smi(tmp_path, answer({"used": 62000, "processes": PROCESS.format(pid=process.pid, used=61000)}))
+        for options in ([], ["--json"]):
+            shown = orch(tmp_path, "gpus", *options, env={**env, "LICENCE": licence})
+            assert shown.returncode == 0 and "bash" in shown.stdout
+            assert "sk-live" not in shown.stdout and "correct" not in shown.stdout
+        process.communicate()
+
+
 @pytest.mark.parametrize(
     ("text", "message"), [("NVIDIA-SMI has failed because it cannot communicate", "has failed"), (None, "no GPU")]
 )
