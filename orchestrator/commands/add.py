@@ -6,6 +6,7 @@ import json
 
 from ..answers.fields import UNFINISHED
 from ..errors import UnreachableError, UsageError
+from ..inventory import via
 from ..inventory.hostnames import nearest
 from ..runs import newcomer
 from .context import find_run, load_inventory_of_run, open_fleet, stderr_console, whoami
@@ -17,6 +18,11 @@ def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_js
     hosts = {host.name: host for host in inventory.hosts}
     if host_name not in hosts:
         raise UsageError(f"{host_name} is not in {inventory.path}; {nearest(host_name, list(hosts))}")
+    if via.bound_hosts([hosts[host_name]]):
+        raise UsageError(
+            f"{host_name}: ddp-orch reaches it with srun, so Slurm would end its guard together with this command. "
+            "Set ssh.via: openssh, or start the run again with this host"
+        )
     with open_fleet(inventory) as fleet:
         lookup = find_run(fleet, inventory, run_name, console)
         run = lookup.run
@@ -27,8 +33,7 @@ def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_js
         head = next(name for name, number in run.all_nodes.items() if number == run.head)
         if head not in hosts or head in lookup.listing.failed:
             raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
-        host = hosts[host_name]
-        newcomer.add(run, host, hosts[head], inventory, fleet, by=whoami(), warn=console.warning)
+        newcomer.add(run, hosts[host_name], hosts[head], inventory, fleet, by=whoami(), warn=console.warning)
     if as_json:
         print(json.dumps({"run_id": run.run_id, "host": host_name}, indent=2))
     console.note(f"{host_name} takes part in run {run.run_id} as a spare; its next attempt may use it")

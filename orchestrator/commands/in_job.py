@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 
 from ..errors import RunStopped, UsageError
 from ..inventory import via
-from ..inventory.model import Inventory
+from ..inventory.model import Host, Inventory
 from ..inventory.sources.batch_job import REQUEUE_EXIT_CODES, BatchJob, job_of
 from ..output.console import Console, fold
 from ..runs import batch_system
@@ -15,7 +16,7 @@ from ..runs import batch_system
 
 def find_job(inventory: Inventory, *, detach: bool, requeue: bool) -> BatchJob | None:
     """The job that the hosts come from. Raises UsageError if `requeue` or `detach` is impossible."""
-    bound = [host.name for host in inventory.hosts if via.ends_runs(host.via)]
+    bound = via.bound_hosts(inventory.hosts)
     if bound and detach:
         raise UsageError(
             f"--detach: ddp-orch reaches {fold(bound)} with srun, so Slurm ends the run together with ddp-orch. Leave "
@@ -27,6 +28,24 @@ def find_job(inventory: Inventory, *, detach: bool, requeue: bool) -> BatchJob |
     if requeue and detach:
         raise UsageError("--requeue and --detach cannot be combined: ddp-orch must wait until the run has stopped")
     return job
+
+
+def describe_closing(hosts: Iterable[Host], follow: str) -> str:
+    """What happens to a run if `up` ends with its terminal. `follow`: the command that follows the run again."""
+    if bound := via.bound_hosts(hosts):
+        return (
+            f"closing this terminal ends the run, as Ctrl-C does: ddp-orch reaches {fold(bound)} with srun, so Slurm "
+            "ends the run together with ddp-orch"
+        )
+    return f"closing this terminal does not stop the run; Ctrl-C does. To follow it again: {follow}"
+
+
+def describe_detached(hosts: Iterable[Host], tie: float | None, follow: str) -> str:
+    """What happens to a run that `up` follows no longer. `tie`: see `Plan`."""
+    if bound := via.bound_hosts(hosts):
+        return f"the run ends with ddp-orch, which reaches {fold(bound)} with srun. See how it ended with: {follow}"
+    until = "continues" if tie is None else f"ends in {tie:.0f} s, as its job does"
+    return f"detached; the run {until}. Follow it with: {follow}"
 
 
 def find_end(job: BatchJob, inventory: Inventory, *, tied: bool, console: Console) -> float | None:

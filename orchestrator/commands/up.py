@@ -16,7 +16,7 @@ import click
 
 from ..errors import HeldError, OutputError, UsageError
 from ..hosts.fleet import Fleet
-from ..inventory import advice, model, paths, run_ids, selection, writing
+from ..inventory import advice, model, paths, run_ids, selection, via, writing
 from ..inventory.container import is_entered
 from ..inventory.model import Host, Inventory
 from ..inventory.sources.batch_job import BatchJob
@@ -145,6 +145,7 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
     with open_fleet(inventory) as fleet:
         resolved = _launch(plan, snapshot, fleet, context, options, console)
         about = advice.AboutRun(plan.name, inventory.source or inventory.path)
+        hosts = [node.host for node in resolved.nodes]
         try:
             copy = writing.render(paths.with_absolute_paths(inventory)) if inventory.source else None
             folder = str(paths.folder(inventory))
@@ -159,15 +160,12 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
             took = f"{context.timing.until_start:.1f} s ({context.timing.summarize('prepare', 'start')})"
             console.step(f"run {run_id} has started after {took}")
             if sys.stdout.isatty() and options.show_outputs:  # else its hosts end with this program
-                follow = about.command("logs", "-f")
-                console.note(f"closing this terminal does not stop the run; Ctrl-C does. To follow it again: {follow}")
-            hosts = [node.host for node in resolved.nodes]
+                console.note(in_job.describe_closing(hosts, about.command("logs", "-f")))
             with watch.stop_run_on_change(run_id, hosts, fleet):
                 code = _follow(resolved, inventory, fleet, context, options, about, printer, console)
             return in_job.requeue(job, code, console) if job and options.requeue else code
         except (BrokenPipeError, OutputError, KeyboardInterrupt):
-            until = "continues" if resolved.tie is None else f"ends in {resolved.tie:.0f} s, as its job does"
-            console.note(f"detached; the run {until}. Follow it with: {about.command('logs', '-f')}")
+            console.note(in_job.describe_detached(hosts, resolved.tie, about.command("logs", "-f")))
             raise
 
 
@@ -332,7 +330,7 @@ def _plan_run(
     )
     if plan.launcher.name == OLD_LAUNCH and entrypoint.has_old_local_rank(snapshot, module=command[1] == "-m"):
         plan = replace(plan, launcher=replace(plan.launcher, rank_argument=OLD_LOCAL_RANK))
-    if job and not options.detach:
+    if (job or via.bound_hosts(inventory.hosts)) and not options.detach:
         plan = replace(plan, tie=holding.LIMIT)
     return plan, snapshot
 

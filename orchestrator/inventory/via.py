@@ -48,6 +48,11 @@ def ends_runs(via: str) -> bool:
     return is_command(via) and posixpath.basename(shlex.split(via)[0]) == _SRUN
 
 
+def bound_hosts(hosts: Iterable[Any]) -> tuple[str, ...]:
+    """Those of the `model.Host`s on which Slurm ends a guard with the session that started it."""
+    return tuple(host.name for host in hosts if ends_runs(host.via) and not host.local)
+
+
 def argv_of(host: Any) -> tuple[str, ...]:
     """The command in `via` of a `model.Host`. srun gets a flag without which it keeps output back until a line ends."""
     target = f"{host.user}@{host.address}" if host.user else host.address

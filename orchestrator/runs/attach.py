@@ -95,7 +95,7 @@ def attend(
     hosts = [node.host for node in resolved.nodes]
     nodes = {host.name: node for node, host in enumerate(hosts)}
     ranks = claims.ranks_of_plan(resolved)
-    reviver = Reviver(resolved.run_id, nodes, hosts, fleet, console.note, console.warning)
+    reviver = Reviver(resolved.run_id, nodes, hosts, fleet, console.note, console.warning, check=may_revive)
     view = View(
         resolved.run_id,
         hosts,
@@ -133,6 +133,10 @@ def attend(
         show_outputs=show_outputs,
         explain=lambda: _diagnose(resolved.run_id, about, hosts, nodes, view, fleet, mask, console, find_source),
     )
+
+
+def may_revive(_: Host) -> None:
+    """`up` may revive all hosts, over srun too: the other guards of the run end together with it as well."""
 
 
 def _diagnose(

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from ..answers.rejoin import REJOIN, TICKET, Private
 from ..answers.runs import Part
-from ..errors import OrchError
+from ..errors import OrchError, UsageError
 from ..hosts.fleet import Fleet, wrap_unexpected
 from ..hosts.session import Refused, Session
+from ..inventory import via
 from ..inventory.model import Host
 
 NOTIFIERS = (0, 1)  # the head, and who reports its loss
@@ -29,6 +30,15 @@ def fetch_private(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> Private:
         except OrchError as error:
             failure = error
     raise failure
+
+
+def check_outlives(host: Host) -> None:
+    """Raises UsageError if a guard on that host would end together with this program."""
+    if via.bound_hosts([host]):
+        raise UsageError(
+            f"{host.name}: ddp-orch reaches it with srun, so Slurm would end its guard together with this command. "
+            "`up` brings the host back while it is attached; for other commands, set ssh.via: openssh"
+        )
 
 
 def rejoin(run_id: str, host: Host, node: int, session: Session, private: Private) -> None:
@@ -61,6 +71,7 @@ def revive(
     private = fetch_private(run_id, alive, fleet)
 
     def start(host: Host, session: Session) -> bool:
+        check_outlives(host)
         try:
             rejoin(run_id, host, nodes[host.name], session, private)
         except Refused as error:
@@ -74,7 +85,10 @@ def revive(
 
 
 class Reviver:
-    """Revives hosts of a run while somebody follows it. Called from threads, one a host; an error is a warning."""
+    """Revives hosts of a run while somebody follows it. Called from threads, one a host; an error is a warning.
+
+    `check`: raises OrchError for a host that this program cannot revive.
+    """
 
     def __init__(
         self,
@@ -84,6 +98,7 @@ class Reviver:
         fleet: Fleet,
         note: Callable[[str], None],
         warn: Callable[[str], None],
+        check: Callable[[Host], None] = check_outlives,
     ) -> None:
         self._run_id = run_id
         self._nodes = nodes
@@ -91,6 +106,7 @@ class Reviver:
         self._fleet = fleet
         self._note = note
         self._warn = warn
+        self._check = check
         self._warned: set[str] = set()
         self._lock = threading.Lock()
 
@@ -98,6 +114,7 @@ class Reviver:
         if host.name not in self._nodes:
             return
         try:
+            self._check(host)
             others = [other for other in self._hosts if other.name != host.name and other.name in self._nodes]
             private = fetch_private(self._run_id, others, self._fleet)
             rejoin(self._run_id, host, self._nodes[host.name], self._fleet.session(host), private)

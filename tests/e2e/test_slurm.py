@@ -149,3 +149,27 @@ def test_srun_reaches_hosts_that_allow_no_logins(slurm: Slurm) -> None:
     assert all(host.marked() for host in slurm.lab.hosts)
     slurm.run("scancel", job)
     wait_until(lambda: not slurm.lab.marked(), 60, "no marked process is left")
+
+
+CLOSED = """#!/bin/bash
+ddp-orch up -i srun-only.yaml -- count_srun.py 100000 0.1 > up.log 2>&1 &
+until grep -q 'rank 2 count 1$' up.log; do sleep 0.2; done
+kill -HUP $!
+echo closed
+sleep 600
+"""
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("no_logins")
+def test_over_srun_a_run_ends_with_the_terminal_of_up_while_the_job_continues(slurm: Slurm) -> None:
+    """Slurm does not end a step whose srun was killed. The hosts are not those of @slurm."""
+    slurm.write("count_srun.py", COUNTER)
+    hosts = ", ".join(host.name for host in slurm.lab.hosts)
+    keys = f"hosts: [{hosts}]\ndefaults: {{python: {slurm.lab.python}}}\nrun: {{launcher: direct, grace: 5}}\n"
+    slurm.write("srun-only.yaml", keys + "ssh: {via: 'srun --overlap -N1 -n1 -w {host}'}\n")
+    job = slurm.submit(CLOSED, "--nodes=3", "--time=10")
+    wait_for(slurm, job, "^closed")
+    wait_until(lambda: not slurm.lab.marked(), 60, "no marked process is left")
+    assert slurm.state(job) == "RUNNING"
+    slurm.run("scancel", job)

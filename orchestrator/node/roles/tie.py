@@ -1,5 +1,7 @@
 """A run that ends with the `ddp-orch up` that started it, because both belong to a job of a batch system. Pure.
 
+Or because `up` reaches its hosts with srun: what Slurm does when `up` is killed depends on how srun ends.
+
 SSH logins do not belong to the job, so the batch system ends `up` and leaves the run. Therefore `up` asks the guards of
 some hosts every few seconds to hold the run. Each counts these requests, and the head stops the run when no count has
 changed for a while. A node that joins again or has a new guard only makes the run live a little longer.
@@ -7,7 +9,7 @@ changed for a while. A node that joins again or has a new guard only makes the r
 
 from typing import Dict, Optional
 
-STOPPED_BY = "the end of its job: `ddp-orch up` no longer answers"
+STOPPED_BY = "the end of `ddp-orch up`, or of its job"
 GRACE = 10.0  # s at most: other jobs may get the hosts
 
 
