@@ -159,6 +159,29 @@ def test_variables_that_libraries_read_at_import_are_set_before(runs: Runs, modu
     assert run.journal()["1.0.out"] == b"True\nTrue\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "is_forked"),
+    [
+        ("OMP_NUM_THREADS", "3", True),
+        ("OMP_NUM_THREADS", "{nproc_per_node}", True),
+        ("GOMP_CPU_AFFINITY", "{rank}", False),
+    ],
+)
+def test_variables_of_a_launcher_are_set_before_the_import(
+    runs: Runs, modules: Path, name: str, value: str, is_forked: bool
+) -> None:
+    """Libraries in C read them when they are loaded."""
+    (modules / "heavy.py").write_text(f"{HEAVY}import ctypes\ngetenv = ctypes.CDLL(None).getenv\n")
+    with (modules / "heavy.py").open("a") as file:
+        file.write(f"getenv.restype = ctypes.c_char_p\nvalue = getenv({name.encode()!r})\n")
+    launcher = f"{{mine: {{scope: rank, env: {{{name}: '{value}'}}}}}}"
+    code = f"{IS_FORKED}\nprint(heavy.value.decode() == os.environ[{name!r}])"
+    run = start(runs, modules, code, launcher="mine", own_launchers=launcher)
+    run.wait_over()
+    assert run.journal()["1.0.out"] == f"{is_forked}\nTrue\n".encode()
+    assert (name.encode() in run.journal().get("1.0.err", b"")) != is_forked
+
+
 @pytest.mark.parametrize("name", ["CACHE", "OMP_NUM_THREADS"])
 def test_a_variable_that_the_script_sets_for_a_module_is_set_before_its_import(
     runs: Runs, modules: Path, name: str

@@ -117,6 +117,34 @@ def test_variables_that_the_script_sets(folder: Path, code: str, names: set[str]
         assert script_modules.find(["python", "-u", script], str(folder)).variables == names
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "try:\n    import part\nexcept ImportError:\n    part = None",
+        "if True:\n    from part import x",
+        "def main():\n    import package.part",
+        "def main():\n    from models import later",
+        "if True:\n    import between",
+        "import importlib\nimportlib.import_module('part')",
+    ],
+)
+def test_variables_are_also_looked_for_in_files_that_may_be_imported(folder: Path, code: str) -> None:
+    for name in ("part", "package/part", "models/later"):
+        (folder / f"{name}.py").write_text("import os, unused\nos.environ['A'] = '1'\n")
+    (folder / "between.py").write_text("import part")
+    (folder / "script.py").write_text(f"import torch\n{code}\n")
+    script = script_modules.find(["python", "-u", "script.py"], str(folder))
+    assert script.variables == {"A"}
+    assert "unused" not in [each.module for each in script.imports]
+
+
+def test_a_file_that_is_imported_in_any_case_counts_as_such(folder: Path) -> None:
+    (folder / "part.py").write_text("import one")
+    (folder / "script.py").write_text("if True:\n    import part\nimport between")
+    (folder / "between.py").write_text("import part")
+    assert found(folder, "script.py") == ["one"]
+
+
 def test_a_file_with_an_invalid_escape_is_read_without_a_warning(folder: Path) -> None:
     (folder / "script.py").write_text("import os\nos.environ['A'] = '\\d'")
     with warnings.catch_warnings():

@@ -107,9 +107,9 @@ def preload(modules: List[str], importing: Importing) -> None:
 
 
 def check_names(changes: Mapping[str, Optional[str]]) -> None:
-    both = WatchedEnvironment.names.intersection(changes)
-    if both:
-        raise Refused("a module reads %s when it is imported, before its value is known" % min(both))
+    name = WatchedEnvironment.was_read(changes)
+    if name:
+        raise Refused("a module reads %s when it is imported, before its value is known" % name)
 
 
 def check_script(job: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ def wait_for_rank(channel: socket.socket, can_stay: bool, environment: Dict[str,
         request = receive(channel)
         check_files(files)
         if "env" in request:
-            later_runs.move(request, WatchedEnvironment.names, environment)
+            later_runs.move(request, environment)
             channel.send(READY)
             is_of_later_run, is_checked = True, False
             continue

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import sys
 
-from .imports import Changed, Refused
+from .imports import Changed, Refused, WatchedEnvironment
 
 TYPE_CHECKING = False  # the type checker knows this name; importing it would load `typing`
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Mapping, Optional, Set
+    from typing import Any, Dict, List, Mapping, Optional
 
 NO_MARK = "DDP_ORCH_NO_RUN"  # in place of the mark, and as long: only the ranks are processes of the run
 WORKS = 42  # exit status of the trial
@@ -36,12 +36,12 @@ def depends_on(folder: str) -> bool:
     return any(path.startswith(os.path.realpath(folder) + os.sep) for path in paths)
 
 
-def move(request: Mapping[str, Any], names_read: Set[str], environment: Dict[str, str]) -> None:
+def move(request: Mapping[str, Any], environment: Dict[str, str]) -> None:
     """Become what a preloader of this run would be. Raises Changed where that is not possible."""
     changes = differences(environment, request["env"])
-    both = names_read.intersection(changes)
-    if both:
-        raise Changed("a module has read %s, which has another value in this run" % min(both))
+    name = WatchedEnvironment.was_read(changes)
+    if name:
+        raise Changed("a module has read %s, which has another value in this run" % name)
     hidden = find_hidden(first_path(request["script"], request["cwd"]), request["cwd"])
     if hidden:
         raise Changed("a file of the code hides the module %s" % hidden)

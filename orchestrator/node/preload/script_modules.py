@@ -73,13 +73,14 @@ def files_of(name: str, folder: str) -> List[str]:
 class Script:
     """Follows the imports of a script's own files. `folder`: the one in which python looks for them first.
 
-    `variables`: of the environment, that the files may set or delete.
+    `variables`: of the environment, that the files may set or delete, also those that are imported in an `if`, say.
     """
 
     def __init__(self, folder: str, files: List[str]) -> None:
         self.variables: Set[str] = set()
         self._folder = folder
-        self._files = files
+        self._files = files  # that are executed in any case
+        self._more_files: List[str] = []  # that may be executed
         self._seen: Dict[str, bool] = {}
         self._found: Dict[Tuple[str, Tuple[str, ...]], Import] = {}
         self._changes_path = False
@@ -93,19 +94,20 @@ class Script:
         return [] if self._changes_path else list(self._found.values())
 
     def read_files(self) -> None:
-        while self._files and len(self._seen) < MOST_FILES:
-            path = os.path.realpath(self._files.pop(0))
+        while (self._files or self._more_files) and len(self._seen) < MOST_FILES:
+            is_certain = bool(self._files)
+            path = os.path.realpath((self._files or self._more_files).pop(0))
             if path in self._seen:
                 continue
             self._seen[path] = True
             try:
                 with open(path, "rb") as file:
-                    self.read(file.read(), os.path.dirname(path))
+                    self.read(file.read(), os.path.dirname(path), is_certain)
             except OSError:
                 pass  # the rank will tell
 
-    def read(self, source: bytes | str, package: str) -> None:
-        """`package`: the folder to which relative imports refer."""
+    def read(self, source: bytes | str, package: str, is_certain: bool = True) -> None:
+        """`package`: the folder to which relative imports refer. `is_certain`: the source is executed in any case."""
         import ast
 
         text = source.decode("latin-1") if isinstance(source, bytes) else source
@@ -116,25 +118,43 @@ class Script:
             return  # the rank will tell, as it does of invalid escapes
         if "env" in text:
             self.variables.update(variables_of(tree))
-        own: List[str] = []
-        for node in tree.body:
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    own += self._add(alias.name, ())
-            elif isinstance(node, ast.ImportFrom) and node.level:
-                own += relative(node, package)
-            elif isinstance(node, ast.ImportFrom) and node.module not in (None, "__future__"):
-                own += self._add(str(node.module), tuple(alias.name for alias in node.names if alias.name != "*"))
-        self._files[:0] = own
+        if is_certain:
+            own: List[str] = []
+            for node in tree.body:
+                for module, names in imports_of(node):
+                    own += self._own_files(module, names)
+                    if not files_of(module, self._folder):
+                        self._found.setdefault((module, names), Import(module, names))
+                if isinstance(node, ast.ImportFrom) and node.level:
+                    own += relative(node, package)
+            self._files[:0] = own
+        for part in ast.walk(tree):
+            for module, names in imports_of(part):
+                self._more_files += self._own_files(module, names)
+            if isinstance(part, ast.ImportFrom) and part.level:
+                self._more_files += relative(part, package)
 
-    def _add(self, module: str, names: Tuple[str, ...]) -> List[str]:
-        """Note an import. Returns the script's own files that it executes."""
+    def _own_files(self, module: str, names: Tuple[str, ...]) -> List[str]:
+        """The script's own files that an import executes."""
         own = files_of(module, self._folder)
-        if not own:
-            self._found.setdefault((module, names), Import(module, names))
         for name in names:
             own += files_of(module + "." + name, self._folder) if own else []
         return own
+
+
+def imports_of(node: ast.AST) -> Iterator[Tuple[str, Tuple[str, ...]]]:
+    """The modules that a statement imports, and the names that it takes of them; not those of relative imports."""
+    import ast
+
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, ()) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level and node.module not in (None, "__future__"):
+        yield str(node.module), tuple(alias.name for alias in node.names if alias.name != "*")
+    elif isinstance(node, ast.Call) and "import_module" in (
+        getattr(node.func, "attr", ""),
+        getattr(node.func, "id", ""),
+    ):
+        yield from ((name, ()) for name in texts(node.args[:1]) if not name.startswith("."))
 
 
 def parsed(source: bytes | str) -> ast.Module:

@@ -192,13 +192,27 @@ def preload_job(spec: Dict[str, Any], secrets: Dict[str, str], cwd: str, output:
         environment = {**auto, **own, NO_MARK: "-" * len(spec["run_id"])}
     else:
         environment = _environment(spec, secrets, auto, output)
+    environment.update(_early_variables(spec))
     return {"argv": _command(spec["command"], output), "cwd": cwd, "env": environment, "oom_score_adj": OOM_SCORE}
 
 
 def late_names(spec: Dict[str, Any]) -> List[str]:
     """The variables of a rank whose values are known only when an attempt begins."""
     auto = [name for name, value in spec["auto_env"].items() if not _is_early(value)]
-    return [*auto, *spec["launcher"]["env"], *OF_RANK]
+    early = _early_variables(spec)
+    return [*auto, *(name for name in spec["launcher"]["env"] if name not in early), *OF_RANK]
+
+
+def _early_variables(spec: Dict[str, Any]) -> Dict[str, str]:
+    """The variables of the launcher whose values are known before an attempt, and are the same for all ranks."""
+    known = {"nproc_per_node": str(spec["nodes"][spec["node"]]["ranks"]), "host": spec["host"]}
+    known["python"] = spec["python"]
+    variables = spec["launcher"]["env"].items()
+    return {
+        name: placeholders.fill_in(value, known)
+        for name, value in variables
+        if placeholders.names_in(value) <= set(known)
+    }
 
 
 def shell_environment(spec: Dict[str, Any], secrets: Dict[str, str], output: str) -> Dict[str, str]:

@@ -5,7 +5,7 @@
 
 import json
 import re
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 from ..gang import gang_events
 from ..host import network
@@ -25,6 +25,10 @@ def fill_in(text: str, values: Dict[str, str]) -> str:
         return "{%s}" % name if match.group(1) else values[name]
 
     return _PLACE.sub(replace, text)
+
+
+def names_in(text: str) -> Set[str]:
+    return {match.group(2) for match in _PLACE.finditer(text) if match.group(2)}
 
 
 def names_all_hosts(spec: Dict[str, Any]) -> bool:
