@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 MASKS = (
     (r"0x[0-9a-f]{6,}", "0x..."),
     (r"/tmp/(?!scripts)[\w.-]+", "/tmp/..."),
-    (r"(?<=[\[(])[WEI]?\d{4} \d\d:\d\d:\d\d\.\d+ \d+(?= )", "DATE PID"),
-    (r"\d{4}-\d\d-\d\d|\w{3} \w{3} +\d+(?= \d\d:)", "DATE"),
+    (r"(?<![\w.])[WEI]?\d{4} \d\d:\d\d:\d\d\.\d+ \d+(?= )", "DATE PID"),
+    (r"\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4}|(?<=\b[WEI])\d{4}(?= \d\d:)|\w{3} \w{3} +\d+(?= \d\d:)", "DATE"),
     (r"\d+:\d\d(:\d\d)?([.,]\d+)?(?=\D|$)", "TIME"),
-    (r"\d+(\.\d+)?(e-\d+)? ?(ms|us|s|sec|secs|seconds|s/it|s/epoch)\b", "SPAN"),
-    (r"(\d+(\.\d+)?|\?) ?(it|B|kB|MB|steps|samples|batch(es)?|tok(ens)?)/s(ec)?\b", "SPEED"),
+    (r" *(\d+(\.\d+)?|\?)s/it\b", " SPEED"),  # so tqdm writes one that is below 1 it/s
+    (r"\d+(\.\d+)?(e-\d+)? ?(ms|us|s|sec|secs|seconds|s/epoch)\b", "SPAN"),
+    (r" *(\d+(\.\d+)?|\?) ?(it|B|kB|MB|steps|examples|samples|batch(es)?|tok(ens)?)/s(ec)?\b", " SPEED"),
     (r"(?i)(\b(pid|process)\b['\"]?[ =:#]+)\d+", r"\1PID"),
     (r"\b(127\.0\.0\.1|localhost|\[::1?\]):\d+", "ADDRESS"),
     (r"(?i)(\bport\b['\"]?[ =:]+['\"]?)\d+", r"\1PORT"),

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import fcntl
 import json
 import os
 import re
@@ -43,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import masked_output
+import preload_table
 import results
 from lab.waiting import wait_until
 from local_runs import Run, Runs, impatient_program, local_runs
@@ -51,7 +53,7 @@ from orchestrator.node.host import processes
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = Path(__file__).with_suffix(".yaml")
-LIMIT = 300.0  # s of a run
+LIMIT = 600.0  # s of a run
 BY_EXEC = re.compile(r"^.*started without run\.preload: (.*)\n", re.MULTILINE)
 TORCH = "2.13.0"  # any version: `preload: auto` is for hosts with torch
 ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -186,7 +188,7 @@ class Trial:
             ranks.append(process)
         failed = wait_for_ranks(ranks)
         outputs = {
-            f"{rank}.{channel}": self._output(rank, channel).read_text(errors="replace")
+            f"{rank}.{channel}": self._output(rank, channel).read_bytes().decode(errors="replace")
             for rank in ([failed] if failed is not None else range(len(ranks)))
             for channel in ("out", "err")
         }
@@ -305,51 +307,17 @@ def difference(program: Program, outcomes: dict[str, Outcome], name: str) -> str
     return "\n".join(difflib.unified_diff(before, after, "exec", name, lineterm="", n=1))
 
 
-def cell(row: dict[str, Any], what: str) -> str:
-    different = row["different"][what]
-    return "differs: " + ", ".join(different) if different else "equal"
-
-
-def table(programs: list[Program], rows: dict[str, dict[str, Any]]) -> str:
-    head = ("program", "source", "command", "special", "output", "exit code", "tracebacks", "note")
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for program in [each for each in programs if each.name in rows]:
-        row = rows[program.name]
-        command = " ".join(program.command).replace("\n", " ").replace("|", "\\|")
-        count = row["tracebacks"]
-        cells = [
-            program.name,
-            program.source,
-            f"`{command}`" + (f", {program.ranks} ranks" if program.ranks > 1 else ""),
-            program.special,
-            f"{cell(row, 'output')} ({row['lines']} lines)",
-            f"{cell(row, 'end')} ({row['end']})",
-            f"{cell(row, 'traceback')} ({count})" if count or row["different"]["traceback"] else "none",
-            " ".join(filter(None, [program.note, row["why_not"] and f"Not forked: {row['why_not']}."])),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def write(programs: list[Program], rows: dict[str, dict[str, Any]]) -> None:
-    results.write("preload_scripts", {"programs": rows})
-    commits = sorted({row["commit"] for row in rows.values()})
-    different = [{name for names in row["different"].values() for name in names} for row in rows.values()]
-    equal = sum(not each for each in different)
-    forked = sum(not each.intersection(("forked", "restarted")) for each in different)
-    failing = sum(row["end"] != "0" for row in rows.values())
-    head = f"""# Programs under `run.preload`
-
-Each program ran by exec, under `python` without a launcher, in a forked rank, and in a forked rank of a second attempt,
-whose process had imported what the script imports. `differs` names those that differ from exec.
-{equal} of {len(rows)} programs behaved the same in all four. In forked ranks, {forked} behaved as by exec.
-{failing} of them fail. Commit: {", ".join(commits)}.
-
-`benchmarks/preload_scripts.py` says what is compared and how to repeat it. `benchmarks/preload_scripts.yaml` has the
-programs, without the code of others.
-
-"""
-    (results.RESULTS / "preload_scripts.md").write_text(head + table(programs, rows) + "\n")
+def add(programs: list[Program], name: str, row: dict[str, Any]) -> None:
+    """Keep the other rows, also those that another comparison adds at the same time."""
+    with (results.RESULTS / "preload_scripts.md").open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        stored = results.RESULTS / "preload_scripts.json"
+        rows = json.loads(stored.read_text())["programs"] if stored.exists() else {}
+        rows[name] = row
+        rows = {each.name: rows[each.name] for each in programs if each.name in rows}
+        results.write("preload_scripts", {"programs": rows})
+        handle.truncate(0)
+        handle.write(preload_table.page(programs, rows))
 
 
 def newest_commit() -> str:
@@ -368,9 +336,6 @@ def main() -> None:
     asked = parser.parse_args()
     programs = load()
     chosen = [each for each in programs if not asked.only or any(text in each.name for text in asked.only)]
-    stored = results.RESULTS / "preload_scripts.json"
-    rows = json.loads(stored.read_text())["programs"] if stored.exists() else {}
-    rows = {each.name: rows[each.name] for each in programs if each.name in rows}
     with tempfile.TemporaryDirectory(prefix="scripts-") as name:
         trial = Trial(asked.folder.resolve(), Path(name))
         for program in chosen:
@@ -387,13 +352,13 @@ def main() -> None:
             if "python" in row["different"]["output"]:
                 outcomes["exec again"] = trial.run(program, "exec")
                 row = compare(program, outcomes)
-            rows[program.name] = dict(row, commit=newest_commit())
+            row["commit"] = newest_commit()
             print(f"{program.name}: {row['different']} {row['why_not']}", flush=True)
             if asked.diffs:
                 asked.diffs.mkdir(exist_ok=True)
                 texts = [difference(program, outcomes, each) for each in outcomes]
                 (asked.diffs / f"{program.name}.diff".replace("/", "_")).write_text("\n".join(texts))
-            write(programs, rows)
+            add(programs, program.name, row)
 
 
 if __name__ == "__main__":
