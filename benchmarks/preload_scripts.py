@@ -120,6 +120,7 @@ class Trial:
         shutil.rmtree(self._work, ignore_errors=True)
         if program.folder:
             shutil.copytree(self._code / program.folder, self._work)
+        self._work.mkdir(exist_ok=True)
         for name, text in program.files.items():
             path = self._work / name
             path.parent.mkdir(parents=True, exist_ok=True)
