@@ -294,6 +294,23 @@ def _show_prepared(answers: Mapping[str, Prepared], resolved: Plan, context: Lau
         context.warn(line)
     if resuming := [host for host, answer in answers.items() if answer.resumes]:
         context.step(f"{fold(resuming)}: the output folder of {resolved.name} has files; the run resumes from them")
+        if message := _describe_lacking(answers, resolved):
+            context.warn(message)
+
+
+def _describe_lacking(answers: Mapping[str, Prepared], resolved: Plan) -> str:
+    """The message about hosts where ranks may not find the snapshot that others load; "" if there are none."""
+    run, code = resolved.inventory.run, resolved.code
+    sends_itself = code is not None and code.root == str(TRAINER.parent)
+    lacking = [node.host.name for node in resolved.team if not answers[node.host.name].resumes]
+    # run.output may be a disk of all hosts, which another check looks at
+    if not lacking or sends_itself or run.resume != "none" or run.output:
+        return ""
+    return (
+        f"{fold(lacking)}: the output folder of {resolved.name} is empty, so ranks there may begin at the first step. "
+        "If they must load a snapshot too, stop the run, and start it with `--set run.resume=head` if rank 0 saves, "
+        "or `union` if every rank saves a part (docs/resume.md)"
+    )
 
 
 def describe_unfetched(answer: Unfetched, inventory: str) -> str:

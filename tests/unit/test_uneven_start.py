@@ -1,0 +1,57 @@
+"""A run that resumes where only some hosts have the snapshot: `up` says so, as such ranks would start at step 0."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.answers.prepare import Prepared
+from orchestrator.inventory import model
+from orchestrator.plan import plan
+from orchestrator.plan.entrypoint import TRAINER
+from orchestrator.runs import launch
+
+
+def warnings(text: str, resuming: set[str], code: plan.Code | None = None) -> list[str]:
+    inventory = model.parse(text, "i.yaml")
+    of = plan.make(inventory, run_id="R", name="mine", command=("-u", "x.py"), code=code, env={}, debug=False)
+    warned: list[str] = []
+    context = launch.LaunchContext(
+        created_at="",
+        by="",
+        secrets={},
+        run_key=b"",
+        skip_check=False,
+        step=lambda _: None,
+        warn=warned.append,
+        command_without=lambda _: "",
+    )
+    names = [node.host.name for node in of.nodes]
+    answers = {
+        name: Prepared(unfetched=(), unfetched_bytes=0, beside=(), resumes=name in resuming) for name in names
+    }
+    launch._show_prepared(answers, of, context)
+    return warned
+
+
+def test_hosts_without_the_snapshot_are_named() -> None:
+    (warning,) = warnings("hosts: [a, b, c]", {"a"})
+    assert warning.startswith("b,c: ") and "--set run.resume=head" in warning
+
+
+@pytest.mark.parametrize(
+    ("text", "resuming"),
+    [
+        ("hosts: [a, b]", set[str]()),
+        ("hosts: [a, b]", {"a", "b"}),
+        ("hosts: [a, b]\nrun: {resume: head}", {"a"}),
+        ("hosts: [a, b]\nrun: {output: /shared}", {"a"}),  # a disk of all hosts: another check looks at it
+        ("hosts: [a, {name: b, spare: true}]", {"a"}),
+    ],
+)
+def test_nothing_is_said_where_every_rank_finds_the_snapshot_or_there_is_none(text: str, resuming: set[str]) -> None:
+    assert warnings(text, resuming) == []
+
+
+def test_the_bundled_trainer_sends_its_snapshots_itself() -> None:
+    bundled = plan.Code(sha256="0" * 64, cwd=".", root=str(TRAINER.parent), files=1, size=1)
+    assert warnings("hosts: [a, b]", {"a"}, bundled) == []
