@@ -258,7 +258,8 @@ def _training(rows: Sequence[BoardRow], width: int, has_blocks: bool) -> Text:
     if watts:
         words["watts"] = f"{sum(watts) / 1000:.1f} kW" if sum(watts) >= 1000 else f"{sum(watts):.0f} W"
     if not words:
-        return Text("no step or loss in the ranks' last lines")
+        printed = any(rank.last for rank in samples)
+        return Text("no step or loss in the ranks' last lines" if printed else "no rank has printed a line")
     text = ""
     for word in words.values():
         if not text or len(text) + 2 + len(word) <= width:
@@ -293,8 +294,9 @@ def _pane(rows: Sequence[BoardRow], free: int, screen: Screen) -> list[Text]:
 
 
 def _newest_line(rows: Sequence[BoardRow], screen: Screen) -> list[Text]:
-    newest = max(((row.host, rank) for row in rows for rank in row.ranks), key=lambda pair: pair[1].at, default=None)
-    if newest is None or not newest[1].last:
+    pairs = [(row.host, rank) for row in rows for rank in row.ranks if rank.last]
+    newest = max(pairs, key=lambda pair: pair[1].at, default=None)
+    if newest is None:
         return [Text("")]
     host, rank = newest
     return [Text(cut(screen.show(f"{host}:{rank.rank} | {rank.last}"), screen.width), style="dim")]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..answers.recorded import GpuUsage, RankSample, Sample
 from ..answers.runs import Part
 from ..hosts import claims
+from ..output.harmless import is_harmless
 
 QUIET = 15.0  # s without a line from a rank until the board shows its silence
 
@@ -79,6 +80,17 @@ class BoardRow:
             if nic.mbit and nic.name in old and seconds > 0
         ]
         return max(shares, default=None)
+
+
+def without_harmless(sample: Sample) -> Sample:
+    """The sample without last lines that `logs` would hide."""
+    ranks = tuple(replace(rank, last="") if is_harmless(rank.last) else rank for rank in sample.ranks)
+    return replace(sample, ranks=ranks)
+
+
+def newest_of(ranks: Sequence[RankSample]) -> RankSample | None:
+    """The rank whose line is the newest."""
+    return max((rank for rank in ranks if rank.last), key=lambda rank: rank.at, default=None)
 
 
 def figures_of(ranks: Sequence[RankSample], name: str) -> list[float]:

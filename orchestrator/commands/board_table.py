@@ -11,7 +11,7 @@ from rich.text import Text
 from ..answers.recorded import GpuUsage, RankSample
 from ..output.folding import ranges
 from ..output.terminal import cut
-from .board_rows import QUIET, BoardRow, duration, figures_of, fullest, number, or_dash, size_of, span
+from .board_rows import QUIET, BoardRow, duration, figures_of, fullest, newest_of, number, or_dash, size_of, span
 from .curves import History, bar, blocks_of, sparkline
 
 STYLES = {
@@ -29,7 +29,7 @@ STYLES = {
 SLOW, VERY_SLOW = 1.05, 1.3  # times the median step time: yellow, red
 IDLE = 0.5  # times the median load of all GPUs: a GPU that is less busy is yellow
 FULL = 0.95  # of memory: yellow
-LONG_QUIET = 60.0  # s without a line: yellow
+LONG_QUIET = 60.0  # s without a line of any rank: yellow. In many runs, only rank 0 prints
 LAST_LINE_MIN = 16  # characters; with less room, the board has no column of last lines
 MOST_GPUS = 16  # of a host, with a block each
 TREND = 16  # characters of the curve in a row
@@ -60,6 +60,8 @@ class Scale:
     """The longest step time, seconds."""
     busy: float | None
     """The median load of all GPUs, percent."""
+    quiet: float
+    """Seconds since any rank printed a line."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,14 @@ GPU_COLUMNS = (
 def scale_of(rows: Sequence[BoardRow]) -> Scale:
     times = figures_of([rank for row in rows for rank in row.ranks], "step_time")
     busy = [gpu.busy for row in rows if row.now for gpu in row.now.gpus if gpu.busy is not None]
-    return Scale(median(times) if times else None, max(times, default=0.0), median(busy) if busy else None)
+    running = [row for row in rows if row.state == "running"]
+    silences = [row.now.clock - rank.at for row in running if row.now for rank in row.ranks if rank.at]
+    return Scale(
+        median(times) if times else None,
+        max(times, default=0.0),
+        median(busy) if busy else None,
+        min(silences, default=0.0),
+    )
 
 
 def host_entry(row: BoardRow, scale: Scale, history: History | None) -> Entry:
@@ -140,7 +149,7 @@ def host_entry(row: BoardRow, scale: Scale, history: History | None) -> Entry:
     busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     cells |= {
         "RANKS": _plain(ranges(sorted(rank.rank for rank in row.ranks)) or "-"),
-        "QUIET": DASH if quiet is None else (duration(quiet), "yellow" if quiet >= LONG_QUIET else ""),
+        "QUIET": DASH if quiet is None else _silence(quiet, scale),
         "STEP": _plain(or_dash(row.figure("step"))),
         "LOSS": _loss(row.figure("loss")),
         "RATE/S": _plain(or_dash(row.figure("rate"))),
@@ -157,12 +166,13 @@ def host_entry(row: BoardRow, scale: Scale, history: History | None) -> Entry:
     if history is not None:
         if busy:
             cells["GPUS"] = (blocks_of(busy[:MOST_GPUS], 100.0), _idle(min(busy), scale) or "green")
-            cells["MEM ▕▏"] = _bar(max(map(_share, gpus)), "cyan")
+            fullest_share = max(map(_share, gpus))
+            cells["MEM ▕▏"] = _bar(fullest_share, _full(fullest_share) or "cyan")
         if cpu is not None and now.cores:
             cells["CPU ▕▏"] = _bar(cpu / now.cores, "blue")
         cells["LOAD"] = (sparkline(history.of_host(row.host)[-TREND:], 100.0), "cyan")
-    newest = max(row.ranks, key=lambda rank: rank.at, default=None)
-    last = f"{newest.rank}: {newest.last}" if newest and newest.last else ""
+    newest = newest_of(row.ranks)
+    last = f"{newest.rank}: {newest.last}" if newest else ""
     return Entry(row.host, cells, row.trouble or last)
 
 
@@ -173,7 +183,7 @@ def rank_entry(row: BoardRow, rank: RankSample, scale: Scale, history: History |
         "RANK": _plain(str(rank.rank)),
         "HOST": _plain(row.host),
         "STATE": (row.state, STYLES.get(row.state, "")),
-        "QUIET": _plain("-") if silent < QUIET else (duration(silent), "yellow" if silent >= LONG_QUIET else ""),
+        "QUIET": DASH if silent < QUIET else _silence(silent, scale),
         "STEP": _plain(or_dash(rank.figures.get("step"))),
         "LOSS": _loss(rank.figures.get("loss")),
         "RATE/S": _plain(or_dash(rank.figures.get("rate"))),
@@ -286,6 +296,10 @@ def _step_time(value: float | None, scale: Scale) -> Cell:
     return number(value), "red" if times > VERY_SLOW else "yellow" if times > SLOW else ""
 
 
+def _silence(seconds: float, scale: Scale) -> Cell:
+    return duration(seconds), "yellow" if scale.quiet >= LONG_QUIET else ""
+
+
 def _idle(busy: float, scale: Scale) -> str:
     return "yellow" if scale.busy is not None and busy < IDLE * scale.busy else ""
 
@@ -299,4 +313,4 @@ def _share(gpu: GpuUsage) -> float:
 
 
 def _bar(share: float, style: str) -> Cell:
-    return bar(share, BAR), _full(share) or style
+    return bar(share, BAR), style

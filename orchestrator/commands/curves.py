@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..answers.recorded import RankSample
 from .board_rows import BoardRow, amount, figures_of, losses_of, number
@@ -28,17 +28,22 @@ class History:
         self._points: dict[str, deque[float]] = {name: deque(maxlen=POINTS) for name in ("loss", "rate", "GPU %")}
         self._rows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=ROW_POINTS))
         self._lines_at: dict[int, float] = {}
+        self._figures: dict[int, Mapping[str, float]] = {}  # of each rank, as last seen
 
     def add(self, rows: Sequence[BoardRow]) -> None:
         """Add the newest samples of all hosts."""
         ranks = [rank for row in rows for rank in row.ranks]
-        self._add("loss", _mean(losses_of(ranks)))
-        rates = figures_of(ranks, "rate")
-        # equal rates may be one rate of all ranks together, which each rank prints
-        self._add("rate", None if not rates else rates[0] if len(set(rates)) == 1 else sum(rates))
+        # without news, such as after the end, a curve would go on as a flat line
+        changed = {rank.rank: rank.figures for rank in ranks if self._figures.get(rank.rank) != rank.figures}
+        self._figures |= changed
+        if changed:
+            self._add("loss", _mean(losses_of(ranks)))
+            rates = figures_of(ranks, "rate")
+            # equal rates may be one rate of all ranks together, which each rank prints
+            self._add("rate", None if not rates else rates[0] if len(set(rates)) == 1 else sum(rates))
         self._add("GPU %", _mean(gpu.busy for row in rows if row.now for gpu in row.now.gpus if gpu.busy is not None))
         for row in rows:
-            self._add_row(row)
+            self._add_row(row, changed)
         new = [(row.host, rank) for row in rows for rank in row.ranks if rank.at > self._lines_at.get(rank.rank, 0.0)]
         self._lines_at |= {rank.rank: rank.at for _, rank in new}
         self.lines.extend(sorted((pair for pair in new if pair[1].last), key=lambda pair: pair[1].at))
@@ -69,7 +74,7 @@ class History:
         """Its step times, seconds."""
         return list(self._rows.get(f"rank {rank}", ()))
 
-    def _add_row(self, row: BoardRow) -> None:
+    def _add_row(self, row: BoardRow, changed: Collection[int]) -> None:
         if row.now is None:
             return
         cpu = row.rate("cpu")
@@ -82,7 +87,7 @@ class History:
             if gpu.busy is not None:
                 self._rows[f"{row.host} {place}"].append(gpu.busy)
         for rank in row.ranks:
-            if math.isfinite(seconds := rank.figures.get("step_time", math.nan)):
+            if rank.rank in changed and math.isfinite(seconds := rank.figures.get("step_time", math.nan)):
                 self._rows[f"rank {rank.rank}"].append(seconds)
 
     def _add(self, name: str, value: float | None) -> None:

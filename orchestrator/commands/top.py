@@ -20,7 +20,7 @@ from ..output.lines import Mask
 from ..runs import registry
 from ..runs.revive import Reviver
 from .board import Screen, render
-from .board_rows import BoardRow
+from .board_rows import BoardRow, without_harmless
 from .context import load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_doubts, warn_of_failures
 
 SAMPLE_INTERVAL = 2.0  # s between samples of a host
@@ -61,7 +61,7 @@ class Watcher:
             failure = error if isinstance(error, OrchError) else wrap_unexpected(host.name, error)
             self._rows[host.name] = replace(row, trouble=str(failure).removeprefix(f"{host.name}: "))
         else:
-            self._rows[host.name] = BoardRow(host.name, now, previous=row.now, node=row.node)
+            self._rows[host.name] = BoardRow(host.name, without_harmless(now), previous=row.now, node=row.node)
             if self._misses_guard(row) and self._misses_guard(self._rows[host.name]):
                 self._reviver.revive(host)  # not at the first look: the recorder may start a guard by itself
 

@@ -53,8 +53,9 @@ HELP = """\
   k               kill the run, after you type its id
 
   Yellow: more than 1.05 times the median step time (red: 1.3); a GPU with less
-  than half of the median load; memory more than 95 % full; a minute without a
-  line. LOAD and TREND show how the load, or a step time, has changed.
+  than half of the median load; memory more than 95 % full; QUIET if no rank has
+  printed a line for a minute. LOAD and TREND show how the load, or a step time,
+  has changed.
 
   Press any key to return to the board."""
 

@@ -50,6 +50,11 @@ _SUCCEEDS = "ddp-orch: the run has succeeded"
 Source = tuple[str, int | None, str]  # host, rank and stream
 
 
+def is_harmless(text: str) -> bool:
+    """Whether a line means nothing, however the run ends."""
+    return _may_matter(text) and _ALWAYS(text) is not None
+
+
 class HarmlessFilter(Stage):
     """Takes lines in order, and gives those that are not harmless."""
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from orchestrator.answers.decode import decode
 from orchestrator.answers.recorded import SAMPLE, Sample
 from orchestrator.commands.board import SORTS, Look, Screen, order, render
-from orchestrator.commands.board_rows import BoardRow
+from orchestrator.commands.board_rows import BoardRow, without_harmless
 from orchestrator.commands.curves import History, sparkline
 from orchestrator.commands.top_live import LiveBoard, next_key
 from orchestrator.inventory.model import Host
@@ -242,6 +242,54 @@ def test_how_long_a_rank_has_been_silent_is_told_where_it_is_long() -> None:
     assert any(" 61m " in line for line in shown(seen))
 
 
+def styles(seen: list[Told], look: Look | None = None) -> dict[str, str]:
+    """The style of each text of the board that has one."""
+    rows = [one.seen() for one in seen]
+    drawn = render("R", rows, Screen(200, 50, KEYS, Mask(), History(), look or Look()))
+    return {drawn.plain[span.start : span.end].strip(): str(span.style) for span in drawn.spans}
+
+
+@pytest.mark.parametrize("look", [Look(), Look(by_rank=True)])
+def test_silence_is_marked_only_where_no_rank_prints(look: Look) -> None:
+    seen = hosts(2)
+    first, second = (one.now for one in seen)
+    assert first is not None and second is not None
+    for rank in second["ranks"]:
+        rank["at"] -= 100
+    assert styles(seen, look).get("102s") is None  # often only rank 0 prints
+    for rank in first["ranks"]:
+        rank["at"] -= 98
+    assert styles(seen, look)["102s"] == styles(seen, look)["100s"] == "yellow"
+
+
+def test_a_bar_is_yellow_only_where_a_rank_is_slow() -> None:
+    seen = hosts(2)
+    for one in seen:
+        assert one.now is not None
+        for rank in one.now["ranks"]:
+            rank["figures"]["step_time"] = 0.5
+    assert styles(seen, Look(by_rank=True))["████████"] == "green"
+    assert seen[1].now is not None
+    seen[1].now["ranks"][1]["figures"]["step_time"] = 0.6
+    assert styles(seen, Look(by_rank=True))["████████"] == "yellow"
+
+
+def test_warnings_that_mean_nothing_are_no_lines() -> None:
+    warning = "[W1125 23:19:37.7 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
+    seen = hosts(2)
+    for one in seen:
+        assert one.now is not None
+        one.now["ranks"][0].update(last=warning, at=1001.0, figures={})
+    rows = [replace(row, now=without_harmless(row.now)) for row in (one.seen() for one in seen) if row.now]
+    history = History()
+    history.add(rows)
+    drawn = render("R", rows, Screen(200, 24, KEYS, Mask(), history)).plain
+    assert "c10d" not in drawn and "1: step:0 correct-horse" in drawn and "gpu-01:3 │ step:1 correct-horse" in drawn
+    assert "1: step:0 correct-horse" in render("R", rows, Screen(200, 24, "", Mask())).plain
+    rows = [replace(row, now=replace(row.now, ranks=row.now.ranks[:1], gpus=())) for row in rows if row.now]
+    assert "printed" in render("R", rows, Screen(120, 24, KEYS, Mask())).plain.splitlines()[1]
+
+
 def test_the_rate_of_a_host_is_that_of_its_slowest_rank_and_all_have_a_total() -> None:
     seen = hosts(2)
     rates = iter((256.0, 196.9, 256.0, 256.0))
@@ -315,6 +363,18 @@ def test_a_loss_that_is_not_finite_is_not_in_the_curve() -> None:
             rank["figures"]["loss"] = loss
         history.add([one.seen()])
     assert history.curves(120).startswith("loss █▁ 0.5")
+
+
+def test_a_curve_has_no_point_for_a_sample_without_news() -> None:
+    history = History()
+    one = hosts(1)[0]
+    assert one.now is not None
+    for step in (1, 2, 2, 2):
+        for rank in one.now["ranks"]:
+            rank["figures"].update(step=step, loss=3.0 - step, step_time=0.5 + step)
+        history.add([one.seen()])
+    assert history.curves(120).startswith("loss █▁ 1 ")
+    assert history.of_rank(0) == [1.5, 2.5] and len(history.of_gpu("gpu-00", 0)) == 4
 
 
 def test_a_curve_that_does_not_change_is_flat() -> None:

@@ -26,9 +26,7 @@ def warnings(text: str, resuming: set[str], code: plan.Code | None = None) -> li
         command_without=lambda _: "",
     )
     names = [node.host.name for node in of.nodes]
-    answers = {
-        name: Prepared(unfetched=(), unfetched_bytes=0, beside=(), resumes=name in resuming) for name in names
-    }
+    answers = {name: Prepared(unfetched=(), unfetched_bytes=0, beside=(), resumes=name in resuming) for name in names}
     launch._show_prepared(answers, of, context)
     return warned
 
