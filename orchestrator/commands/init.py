@@ -30,7 +30,7 @@ from ..runs import find_pythons
 from ..runs.find_pythons import FoundPython, HostPythons
 from ..ssh.pipe import ConnectFailure
 from . import host_questions
-from .context import open_fleet, stderr_console
+from .context import load_inventory, open_fleet, stderr_console
 
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(\[[0-9,-]+\][A-Za-z0-9._-]*)*")
 WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}  # YAML would read these as other types
@@ -91,9 +91,9 @@ def init(hosts: Sequence[str], source: str | None, output: str, probe: bool | No
         probe = click.confirm(question, default=True, err=True)
     if probe:
         if on_terminal:
-            from .trust import trust
+            from .trust import accept_keys
 
-            trust(output, None, yes=False)
+            accept_keys(load_inventory(output, None), False, console)
         return _probe(inventory, entries, path, output, console)
     given = ["--from", source] if source else hosts
     probe_command = shlex.join(["ddp-orch", "init", "--probe", *given, *_output_option(output)])

@@ -12,6 +12,7 @@ import click
 from ..errors import OrchError, UnreachableError
 from ..hosts.fleet import each, fold_failures
 from ..inventory.advice import command
+from ..inventory.model import Inventory
 from ..inventory.via import is_command
 from ..output.console import Console, fold, number_of
 from ..output.terminal import tame
@@ -51,9 +52,19 @@ class ShownKey:
 
 
 def trust(inventory_path: str | None, hosts: str | None, yes: bool) -> int:
-    """Ask jump hosts first: a host behind a jump host is reachable only if the jump host is trusted."""
     console = stderr_console()
     inventory = load_inventory(inventory_path, hosts)
+    if not accept_keys(inventory, yes, console):
+        return UnreachableError.exit_code
+    console.note(f"all keys are trusted; next: {command('check', inventory=inventory.path)}")
+    return 0
+
+
+def accept_keys(inventory: Inventory, yes: bool, console: Console) -> bool:
+    """Show the keys of all hosts, and add those that the user accepts. Whether all are trusted then.
+
+    Jump hosts come first: a host behind a jump host is reachable only if the jump host is trusted.
+    """
     progress = make_progress()
     strict = replace(inventory, ssh=replace(inventory.ssh, host_keys="strict"))  # keys are accepted only by a yes
     dialer = make_dialer(strict, progress)
@@ -92,9 +103,7 @@ def trust(inventory_path: str | None, hosts: str | None, yes: bool) -> int:
         dialer.close()
     for line in fold_failures(failed):
         console.error(line)
-    if not failed:
-        console.note(f"all keys are trusted; next: {command('check', inventory=inventory.path)}")
-    return UnreachableError.exit_code if failed else 0
+    return not failed
 
 
 def _levels(chains: Iterable[tuple[Target, ...]]) -> list[list[SshEndpoint]]:

@@ -19,7 +19,11 @@ def find(chosen: str | None, environment: Mapping[str, str]) -> str:
 
     Raises FindingsError if there is none.
     """
-    pythons = [shutil.which(chosen) or chosen] if chosen else list(dict.fromkeys(_candidates(environment)))
+    found: dict[tuple[Path, Path], str] = {}
+    for path in _candidates(environment):
+        # python and python3 of one environment are one file; those of two environments may be, too
+        found.setdefault((Path(path).parent, Path(path).resolve()), path)
+    pythons = [shutil.which(chosen) or chosen] if chosen else [*found.values()]
     for python in pythons:
         if has_torch(python):
             return python

@@ -26,6 +26,8 @@ ALWAYS = (
     # the host has no IPv6, so torch tries IPv4 next
     _C10D + r"\[c10d\] The (?:client|server) socket cannot be initialized (?:to connect to|on) \S+"
     r" \(errno: 97 - Address family not supported by protocol\)\.",
+    # the user has given --rdzv-backend to torchrun, and so has ddp-orch --node-rank
+    r"node_rank is only used for static rdzv_backend\. It will be ignored for rdzv_backend=\w+\.",
     # torchrun's default for OMP_NUM_THREADS, in a box of stars
     _PYTHON + r"(?:\*+|Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, .*)?",
 )
@@ -132,4 +134,6 @@ class HarmlessFilter(Stage):
 
 def _may_matter(text: str) -> bool:
     """Whether a line may be in a table, or tell how the run ends."""
-    return text[:1] in "[WEd" and (text.startswith(("[W", "[rank", "ddp-orch: ")) or text[1:4].isdigit())
+    return text[:1] in "[WEdn" and (
+        text.startswith(("[W", "[rank", "ddp-orch: ", "node_rank is ")) or text[1:4].isdigit()
+    )

@@ -58,8 +58,8 @@ def _ignored(*groups: tuple[str, int, str]) -> dict[str, tuple[int, str]]:
 TORCHRUN = Flags(
     "torchrun",
     _ignored(
-        ("node-rank master-addr master-port rdzv-endpoint local-addr", 1, HOSTS),
-        ("rdzv-id rdzv-conf", 1, RENDEZVOUS),
+        ("node-rank local-addr", 1, HOSTS),
+        ("master-addr master-port rdzv-endpoint rdzv-id rdzv-conf", 1, RENDEZVOUS),
         ("standalone", 0, RENDEZVOUS),
         ("log-dir r redirects t tee logs-specs local-ranks-filter", 1, OUTPUT),
         ("numa-binding", 1, CORES),
@@ -75,7 +75,8 @@ TORCHRUN = Flags(
 DEEPSPEED = Flags(
     "deepspeed",
     _ignored(
-        ("H hostfile master-port master-addr node-rank", 1, HOSTS),
+        ("H hostfile node-rank", 1, HOSTS),
+        ("master-port master-addr", 1, RENDEZVOUS),
         ("launcher launcher-args ssh-port", 1, STARTS),
         ("no-ssh force-multi", 0, STARTS),
     ),
@@ -120,8 +121,8 @@ MPIRUN = Flags(
 ACCELERATE = Flags(
     "accelerate launch",
     _ignored(
-        ("machine-rank main-process-ip main-process-port", 1, HOSTS),
-        ("rdzv-backend rdzv-conf", 1, RENDEZVOUS),
+        ("machine-rank", 1, HOSTS),
+        ("main-process-ip main-process-port rdzv-backend rdzv-conf", 1, RENDEZVOUS),
         ("max-restarts", 1, "set run.max_restarts; ddp-orch restarts all hosts together"),
         ("multi-gpu same-network", 0, STARTS),
     ),

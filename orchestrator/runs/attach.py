@@ -312,7 +312,8 @@ def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs]) -> str:
     others = f", and on {fold(set(files_by_host) - {host})}" if len(files_by_host) > 1 else ""
     return (
         f"the script wrote files outside $DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {files.folder}\n"
-        "  A new run of the same name will not find them. Use {output} in an argument for $DDP_ORCH_OUTPUT_DIR"
+        "  A new run of the same name will not find them. Write to $DDP_ORCH_OUTPUT_DIR; in an argument, {output} "
+        "is that folder: --out '{output}'"
     )
 
 

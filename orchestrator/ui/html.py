@@ -32,12 +32,12 @@ h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.
 .killed, .stopped { background: var(--odd); }
 .running, .starting, .suspect, .restarting, .waiting, .stopping { background: var(--busy); }
 .tiles { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0; }
-.tile { background: var(--card); border-radius: .4rem; padding: .45rem .9rem; min-width: 6.5rem; }
-.tile b { display: block; font-size: 1.15rem; } .tile span { color: var(--soft); font-size: .82rem; }
+.tile { background: var(--card); border-radius: .4rem; padding: .45rem .8rem; min-width: 4rem; }
+.tile b { display: block; font-size: 1.05rem; } .tile span { color: var(--soft); font-size: .82rem; }
 .cause, .card { border-left: 4px solid var(--bad); background: var(--bad-card); padding: .7rem 1rem; margin: 1rem 0; }
 .card { border-color: var(--bar); background: var(--card); } .cause p, .card p { margin: .4rem 0; }
 .cause pre, .card pre { margin: .6rem 0 0; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; }
+.scroll { overflow-x: auto; } .scroll + .scroll { margin-top: 1rem; } table { border-collapse: collapse; }
 td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top; }
 th { border-bottom: 1px solid var(--line); } td.failure { color: var(--bad-text); }
 .rows td:not(:last-child), th { white-space: nowrap; }
@@ -54,7 +54,8 @@ svg text.on-bar { fill: var(--text); font-size: 12px; }
 nav { margin: .6rem 0; display: flex; flex-wrap: wrap; gap: .2rem 1rem; } nav a { color: var(--busy-text); }
 footer { margin-top: 2.5rem; }
 @media (max-width: 600px) { .tiles { display: grid; grid-template-columns: 1fr 1fr; } .tile { min-width: 0;
-  overflow-wrap: anywhere; } .tile b { font-size: 1rem; } }
+  overflow-wrap: anywhere; } .tile b { font-size: 1rem; }
+  .rows td:not(:last-child) { white-space: normal; } }
 @media print { body { max-width: none; margin: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; }
   nav { display: none; } }
 """
@@ -205,7 +206,7 @@ def _host_row(host: Mapping[str, Any]) -> Sequence[Any]:
 
 def _tiles(report: Mapping[str, Any], training: Mapping[str, Any]) -> str:
     """The figures that a reader wants first."""
-    ended = f"{report['ended_at'][:19].replace('T', ' ')}" if report["ended_at"] else "not finished yet"
+    ended = f"{report['ended_at'][:19].replace('T', ' ')}" if report["ended_at"] else ""
     newest_loss = _newest(training["loss"])
     step = report["last_step"]
     loss_name = "last loss" if step is not None or newest_loss is None else f"last loss, after {newest_loss[0]:.0f} s"

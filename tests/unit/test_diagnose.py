@@ -36,6 +36,10 @@ def test_the_first_cause_of_a_real_failure_is_named(folder: Path) -> None:
         assert found[0].rank == expected["rank"]
 
 
+def test_a_snapshot_that_a_full_disk_cut_is_not_another_cause() -> None:
+    assert "checkpoint-corrupt" not in [finding.code for finding in of(GOLDEN / "disk-full-1").findings]
+
+
 Block = tuple[str, str, list[tuple[str, str]]]
 """The right answers, where the report is (or nothing), and the logs."""
 

@@ -22,6 +22,7 @@ ALWAYS = [
     "W1123 15:08:38.120000 1234 site-packages/torch/distributed/run.py:877] Setting OMP_NUM_THREADS environment "
     "variable for each process to be 1 in default, to avoid your system being overloaded, please further tune the "
     "variable for optimal performance in your application as needed. ",
+    "node_rank is only used for static rdzv_backend. It will be ignored for rdzv_backend=c10d.",
 ]
 AT_THE_END = [
     "[rank0]:[W730 15:32:17.841273251 ProcessGroupNCCL.cpp:1479] Warning: WARNING: destroy_process_group() was not "

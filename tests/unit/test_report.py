@@ -252,7 +252,7 @@ def test_a_run_of_which_little_is_known_has_a_report_too() -> None:
     known = {"gpu-0": {**records()["gpu-0"], "events": [], "samples": [], "exit": None}}
     made = make(known, "running", {}, [], [], {"findings": [], "consequences": []}, Mask())
     text = html.render(asdict(made))
-    assert "not finished yet" in text and "no data" in text
+    assert "ended (UTC)" not in text and "no data" in text
 
 
 def tiles(made: report_data.Report) -> dict[str, str]:
