@@ -110,7 +110,9 @@ def _reproduce(run: registry.Run, inventory: Inventory, mask: Mask) -> str:
         return ""
     names_of_private = [item.partition("=")[0] for item in options.env if PRIVATE.search(item.partition("=")[0])]
     env = tuple(item for item in options.env if item.partition("=")[0] not in names_of_private)
-    command = replace(options, env=(*env, *names_of_private)).command(inventory.source or started.inventory)
+    command = replace(options, env=(*env, *names_of_private)).command(
+        inventory.source or started.inventory, folder=Path(started.folder)
+    )
     return mask.hide(f"cd {shlex.quote(started.folder)}\n{command}") if command else ""
 
 

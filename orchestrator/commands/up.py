@@ -64,10 +64,13 @@ class UpOptions:
     call: str | None = None  # MODULE:FUNCTION, called in place of the script
     trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; run.script is ignored
 
-    def command(self, inventory: str, *, without: Sequence[str] = (), name: str | None = None) -> str:
+    def command(
+        self, inventory: str, *, without: Sequence[str] = (), name: str | None = None, folder: Path | None = None
+    ) -> str:
         """The command line that starts the same run again, without some hosts or with another name.
 
-        `inventory`: its path. Returns "" if the run was not started by `up`.
+        `inventory`: its path. `folder`: where to call it (None: in the current one).
+        Returns "" if the run was not started by `up`.
         """
         if self.trainer_args:
             return ""
@@ -88,7 +91,8 @@ class UpOptions:
         values = [(option, value) for option, values in repeated.items() for value in values]
         for option, value in (("--name", name or self.name), ("--hosts", hosts), ("--call", self.call), *values):
             words += [option, value] if value else []
-        return advice.command("up", *words, *(("--", *self.script) if self.script else ()), inventory=inventory)
+        words += ("--", *self.script) if self.script else ()
+        return advice.command("up", *words, inventory=inventory, folder=folder)
 
 
 class Watch:

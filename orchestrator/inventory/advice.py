@@ -22,12 +22,13 @@ AGAIN = "< INVENTORY"
 """At the end of a command line that reads the inventory from stdin."""
 
 
-def command(name: str, *words: str, inventory: str) -> str:
-    """`ddp-orch NAME WORDS...`, which works in the current folder.
+def command(name: str, *words: str, inventory: str, folder: Path | None = None) -> str:
+    """`ddp-orch NAME WORDS...`, which works in `folder`. None: the current one.
 
-    An inventory that came from stdin has to be passed there again: `< INVENTORY`.
+    With a folder, `inventory` is absolute or a source. An inventory that came from stdin has to be passed there
+    again: `< INVENTORY`.
     """
-    path = _unless_default(inventory)
+    path = _unless_default(inventory, folder or Path.cwd())
     arguments = (*path, *words) if name in POSITIONAL else (*words, *(("-i", *path) if path else ()))
     line = shlex.join(["ddp-orch", name, *arguments])
     return f"{line} {AGAIN}" if inventory == STDIN else line
@@ -75,15 +76,14 @@ def about(run: Run, runs: Iterable[Run], inventory: str) -> AboutRun:
     return AboutRun(run.name if has_own_name else run.run_id, inventory)
 
 
-def _unless_default(path: str) -> tuple[str, ...]:
-    default = default_path(os.environ)
+def _unless_default(path: str, folder: Path) -> tuple[str, ...]:
+    default = default_path(os.environ, folder)
     if default == path:
         return ()
     if reference.is_source(path):
         return reference.parse(path).words
-    if default is not None and Path(default).resolve() == Path(path).resolve():
+    if default is not None and (folder / default).resolve() == Path(path).resolve():
         return ()
-    folder = Path.cwd()
     if Path(path).is_absolute() and Path(path).is_relative_to(folder):
         path = str(Path(path).relative_to(folder))
     return (path,)

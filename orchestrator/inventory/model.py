@@ -157,9 +157,9 @@ class Inventory:
         return (*self.hosts, *([self.run.witness] if self.run.witness else []))
 
 
-def default_path(environ: Mapping[str, str]) -> str | None:
-    """The inventory of a command without INVENTORY; None if there is no default."""
-    return environ.get("DDP_ORCH_INVENTORY") or (DEFAULT if Path(DEFAULT).exists() else None)
+def default_path(environ: Mapping[str, str], folder: Path = Path()) -> str | None:
+    """The inventory of a command without INVENTORY that is called in `folder`; None if there is no default."""
+    return environ.get("DDP_ORCH_INVENTORY") or (DEFAULT if (folder / DEFAULT).exists() else None)
 
 
 def load(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
+from orchestrator.commands import report
 from orchestrator.commands.context import command_line_without, load_inventory, load_inventory_of_run
 from orchestrator.commands.up import UpOptions
 from orchestrator.diagnosis import causes
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Results
 from orchestrator.inventory import advice, model
+from orchestrator.output.lines import Mask
 from orchestrator.plan import plan
-from orchestrator.runs import launch, recent
+from orchestrator.runs import launch, recent, registry
 
 
 @pytest.fixture
@@ -46,6 +48,41 @@ def test_the_inventory_is_named_where_the_default_is_another(here: Path, monkeyp
     monkeypatch.setenv("DDP_ORCH_INVENTORY", "my big.yaml")
     assert logs("my big.yaml") == "ddp-orch logs -f nightly"
     assert logs("inventory.yaml") == "ddp-orch logs -f nightly -i inventory.yaml"
+
+
+def test_the_command_of_a_report_names_the_inventory_from_the_folder_of_the_start(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = UpOptions(
+        inventory=None,
+        script=("train.py",),
+        detach=False,
+        dry_run=False,
+        as_json=False,
+        name=None,
+        skip_check=False,
+        hosts=None,
+        wait=False,
+        debug=False,
+        env=(),
+    )
+
+    def start_command(inventory: str) -> str:
+        """What a report shows that is written elsewhere."""
+        monkeypatch.chdir(here)
+        recent.remember(inventory, "20261122-070000-abcd", "nightly")
+        recent.remember_command("20261122-070000-abcd", asdict(options))
+        loaded = model.load(inventory)
+        run = registry.Run("20261122-070000-abcd", "nightly", "failed", 1, "", {})
+        monkeypatch.chdir(here.parent / "there")
+        folder, line = report._reproduce(run, loaded, Mask()).splitlines()
+        assert folder == f"cd {here}"
+        return line
+
+    assert start_command("inventory.yaml") == "ddp-orch up -- train.py"
+    assert start_command("my big.yaml") == "ddp-orch up 'my big.yaml' -- train.py"
+    elsewhere = here.parent / "there/inventory.yaml"
+    assert start_command("../there/inventory.yaml") == f"ddp-orch up {elsewhere} -- train.py"
 
 
 def test_what_names_a_run_takes_the_inventory_that_it_was_started_with(here: Path) -> None:
