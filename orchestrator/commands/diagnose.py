@@ -129,8 +129,15 @@ def diagnose_logs(paths: Sequence[str], as_json: bool, since: str | None = None,
 
 
 def diagnose_files(paths: Sequence[str], chosen: Span = span.ALL) -> Diagnosis:
+    """A time without a zone is of the zone of this process, so that it can be compared with other times."""
     lines = transcript.parse_logs([(path, _read_log(path)) for path in paths])
-    return engine.diagnose(_select(lines, chosen) if chosen.is_limited else lines)
+    return engine.diagnose(_select(lines, chosen) if chosen.is_limited else list(map(_to_unix_time, lines)))
+
+
+def _to_unix_time(line: LogLine) -> LogLine:
+    if line.at is None or not line.is_local or times.lacks_year(line.at):
+        return line
+    return replace(line, at=times.from_local(line.at), is_local=False)
 
 
 def _select(lines: Sequence[LogLine], chosen: Span) -> list[LogLine]:
@@ -138,8 +145,8 @@ def _select(lines: Sequence[LogLine], chosen: Span) -> list[LogLine]:
     if all(line.at is None for line in lines):
         raise UsageError("--since and --until need logs with times, such as those of `ddp-orch logs --timestamps`")
     shift = times.seconds_to_year(time.gmtime().tm_year)
-    known = [(line, line.at + shift * times.lacks_year(line.at)) for line in lines if line.at is not None]
-    selected = [replace(line, at=at) for line, at in known if chosen.holds(at)]
+    known = [replace(line, at=line.at + shift * times.lacks_year(line.at)) for line in lines if line.at is not None]
+    selected = [line for line in map(_to_unix_time, known) if line.at is not None and chosen.holds(line.at)]
     return [replace(line, number=number) for number, line in enumerate(selected)]
 
 

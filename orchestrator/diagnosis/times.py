@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from typing import TypeVar
+
+T = TypeVar("T")
 
 MONTHS = {
     name: number
@@ -43,6 +46,12 @@ def parse_time(text: str) -> tuple[float | None, str]:
     return None, text
 
 
+def has_zone(text: str) -> bool:
+    """Whether the time at the beginning of a line has a zone. Only ISO times may have one."""
+    match = ISO.match(text)
+    return match is not None and match["zone"] is not None
+
+
 def find_time(text: str) -> float | None:
     """The first time anywhere in a line: glog's, as torch and NCCL write it, else one in brackets."""
     if glog := GLOG.search(text):
@@ -66,7 +75,7 @@ def _to_seconds(
     return seconds + (float("0." + fraction[1:]) if fraction else 0.0)
 
 
-def fill_gaps(times: Sequence[float | None]) -> list[float | None]:
+def fill_gaps(times: Sequence[T | None]) -> list[T | None]:
     """A line without a time gets that of the next one that has one, as torchrun reports a traceback after it.
 
     The lines after the last time get that one.
@@ -79,6 +88,11 @@ def fill_gaps(times: Sequence[float | None]) -> list[float | None]:
         if filled[place] is None:
             filled[place] = filled[place - 1]
     return filled
+
+
+def from_local(at: float) -> float:
+    """The Unix time of a time without a zone that was taken as UTC: it is of the zone of this process."""
+    return datetime.fromtimestamp(at, timezone.utc).replace(tzinfo=None).timestamp()
 
 
 def guess_year(times: Sequence[float | None], texts: Sequence[str]) -> int | None:

@@ -30,6 +30,7 @@ class LogLine:
     agent: bool = False  # written by the launcher, not by a rank
     attempt: int = 1
     stream: str | None = None  # stdout or stderr; known only if they were recorded apart, and then their order is not
+    is_local: bool = False  # `at` is a time without a zone, taken as UTC
 
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
@@ -77,8 +78,9 @@ def parse_logs(texts: Iterable[tuple[str, str]]) -> tuple[LogLine, ...]:
     lines: list[LogLine] = []
     for name, text in texts:
         own = list(_parse_log(name, text, len(lines)))
-        filled = times.fill_gaps([line.at for line in own])
-        lines += [replace(line, at=at) for line, at in zip(own, filled, strict=True)]
+        known = times.fill_gaps([None if line.at is None else (line.at, line.is_local) for line in own])
+        for line, time in zip(own, known, strict=True):
+            lines.append(line if time is None else replace(line, at=time[0], is_local=time[1]))
     return _add_year(lines)
 
 
@@ -127,7 +129,9 @@ def _strip_tags(line: LogLine, launcher_tags: Sequence[re.Pattern[str]]) -> LogL
         before = line.text
         at, rest = times.parse_time(before)
         if at is not None:
-            line = replace(line, at=line.at if line.at is not None else at, text=rest)
+            line = replace(line, text=rest)
+            if line.at is None:
+                line = replace(line, at=at, is_local=not times.has_zone(before))
         for tag in (*TAGS, *launcher_tags):
             if match := tag.match(line.text):
                 line = _strip_tag(line, match)
@@ -178,7 +182,7 @@ def _add_origin_in_text(line: LogLine) -> LogLine:
         return replace(line, host=line.host or nccl["host"], local_rank=local_rank)
     has_glog_time = times.GLOG.search(line.text) is not None
     if line.at is None:
-        line = replace(line, at=times.find_time(line.text))
+        line = replace(line, at=times.find_time(line.text), is_local=True)
     if python := TORCH_LOG.match(line.text):
         agent = line.agent or "torch/distributed/elastic" in python["path"]
         line = replace(line, text=line.text[python.end() :], agent=agent)

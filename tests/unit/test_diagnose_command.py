@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,11 @@ LOGS = [str(GOLDEN / "script-exception-1" / f"node-{which}.log") for which in "a
 KEYS = ["severity", "code", "hosts", "rank", "at", "confidence", "message", "evidence", "fix"]
 
 
-def orch(*argv: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+def orch(*argv: str, text: str | None = None, zone: str = "UTC") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "orchestrator.cli", "diagnose", *argv]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, input=text, capture_output=True, text=True, check=False, env={**os.environ, "TZ": zone}
+    )
 
 
 def test_the_json_is_the_one_promised() -> None:
@@ -73,6 +77,20 @@ LATER = """\
 def test_of_a_log_only_the_time_that_was_asked_for_is_diagnosed(options: tuple[str, ...], code: str | None) -> None:
     findings = json.loads(orch("--json", *options, "--log", "-", text=LATER).stdout)["findings"]
     assert [finding["code"] for finding in findings[:1]] == ([code] if code else [])
+
+
+@pytest.mark.parametrize("stamp", ["%Y-%m-%d %H:%M:%S,000", "[rank0]:W%m%d %H:%M:%S.000000 12 torch/a.py:1]"])
+def test_a_time_without_a_zone_is_of_the_zone_here(stamp: str) -> None:
+    """So that it can be compared with `5m` (ago), and with the times of other logs."""
+    failed = datetime.now(timezone.utc).replace(microsecond=0) - timedelta(minutes=10)
+    local = failed.astimezone(timezone(timedelta(hours=-5)))
+    text = f"{local:{stamp}} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    for options, count in ((("--since", "1h"), 1), (("--since", "5m"), 0), (("--until", "1h"), 0)):
+        result = orch("--json", *options, "--log", "-", text=text, zone="XYZ+5")
+        assert len(json.loads(result.stdout)["findings"]) == count, options
+    text += f"{failed.isoformat()} step 1 loss 2\n"  # which also gives the year
+    (finding,) = json.loads(orch("--json", "--log", "-", text=text, zone="XYZ+5").stdout)["findings"]
+    assert datetime.fromisoformat(finding["at"].replace("Z", "+00:00")) == failed
 
 
 def test_a_log_without_times_cannot_be_limited_to_a_time() -> None:
