@@ -18,6 +18,7 @@ ranking         suspects -> the ones that count, the first cause first
 verdict         suspects and scene -> whether it is a failure at all
 confidence      a suspect and the others -> how sure the cause is
 engine          puts the steps together
+unfinished      output of a run that still runs -> what has failed although no rank has ended
 rendering       a diagnosis as text
 missing         a missing file -> which hosts lack it
 uneven_resume   lines -> hosts that did not resume at the step of the others

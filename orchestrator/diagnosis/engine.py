@@ -34,6 +34,8 @@ class Diagnosis:
     consequences: tuple[Finding, ...]
     earlier: tuple[tuple[int, Finding], ...] = ()
     """(attempt, why it failed) for attempts after which the run was restarted."""
+    is_running: bool = False
+    """The run still runs: the first cause is only likely."""
 
     def as_dict(self) -> dict[str, object]:
         earlier = [

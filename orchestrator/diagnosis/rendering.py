@@ -35,7 +35,8 @@ def render_text(
     `find_source`: takes `File "/path", line 12, in load` of a host.
     """
     earlier = [(f"attempt {attempt} failed", finding) for attempt, finding in reversed(diagnosis.earlier)]
-    causes = [("first cause", finding) for finding in diagnosis.findings[:1]] + earlier
+    title = "likely first cause" if diagnosis.is_running else "first cause"
+    causes = [(title, finding) for finding in diagnosis.findings[:1]] + earlier
     if not causes:
         return []
     _, first = causes[0]
@@ -122,4 +123,5 @@ def hide_secrets(diagnosis: Diagnosis, mask: Mask) -> Diagnosis:
         return replace(finding, message=presentable(finding.message, False, mask), evidence=evidence)
 
     earlier = tuple((attempt, hide(finding)) for attempt, finding in diagnosis.earlier)
-    return Diagnosis(tuple(map(hide, diagnosis.findings)), tuple(map(hide, diagnosis.consequences)), earlier)
+    findings, consequences = tuple(map(hide, diagnosis.findings)), tuple(map(hide, diagnosis.consequences))
+    return replace(diagnosis, findings=findings, consequences=consequences, earlier=earlier)

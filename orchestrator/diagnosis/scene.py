@@ -75,7 +75,7 @@ class Scene:
         line = exception.line
         if line.rank is not None and self.failed_rank.get(line.source) == line.rank and not self._is_tagged(line):
             line = replace(line, rank=None)  # concluded from the launcher's report, not written in the lines
-        later = [other for other in self.lines if other.number > line.number and _is_surely_later(other, line)]
+        later = [other for other in self.lines if other.number > line.number and is_surely_later(other, line)]
         if line.rank is None:  # the lines of all ranks, until the launcher reports an end
             later = later[: next((place for place, other in enumerate(later) if ENDED.search(other.text)), None)]
         steps = [other for other in later if STEPS.search(other.text) and not TROUBLE.search(other.text)]
@@ -111,7 +111,7 @@ def host_or_source(line: LogLine) -> str:
     return line.host or line.source
 
 
-def _is_surely_later(other: LogLine, line: LogLine) -> bool:
+def is_surely_later(other: LogLine, line: LogLine) -> bool:
     """Whether the same rank wrote a line after another: in the same stream, or long after it."""
     if other.source != line.source or other.host != line.host or other.attempt != line.attempt:
         return False

@@ -15,6 +15,7 @@ from ..diagnosis.exits import Exit
 from ..diagnosis.record import RunRecord
 from ..diagnosis.transcript import LogLine, strip_torch_tags
 from ..diagnosis.uneven_resume import find_uneven_resume
+from ..diagnosis.unfinished import diagnose_unfinished
 from ..hosts import claims
 from ..hosts.fleet import Fleet
 from ..hosts.session import Session
@@ -55,7 +56,8 @@ def gather_and_diagnose(
     first = min(parts, key=lambda host: (nodes[host] != head, nodes[host]), default=None)
     attempt = parts[first].attempt if first is not None else 0
     restarting = first is not None and parts[first].state in ("restarting", "waiting")
-    if not failed and attempt < 2 and not restarting:
+    is_running = verdict is None and not restarting and any(part.state == "running" for part in parts.values())
+    if not failed and attempt < 2 and not restarting and not is_running:
         return Diagnosis((), ())
     run_hosts = [hosts[host] for host in parts]
     evidence, lines = _gather(run_id, parts, nodes, run_hosts, fleet, mask, span)
@@ -70,6 +72,10 @@ def gather_and_diagnose(
         diagnosis = replace(diagnosis, findings=(*diagnosis.findings, *filter(None, [uneven])))
         diagnosis = kept_back.explain(diagnosis, run_id) if same_code else diagnosis
         diagnosis = _doubt(diagnosis, _silent_hosts(parts, nodes, evidence), parts, verdict)
+    elif is_running:
+        logged = _lines_of_attempt(lines, evidence, attempt)
+        ranks = claims.newest_ranks(parts, nodes)
+        diagnosis = diagnose_unfinished(logged, ranks, _finished(evidence, ranks, attempt))
     newest_ended = attempt if verdict is None and restarting else attempt - 1
     failed_in_span = {failure.attempt for answer in evidence.values() for failure in answer.failures}
     known = {line.attempt for line in lines if not span.is_limited or line.attempt in failed_in_span}
@@ -202,12 +208,7 @@ def diagnose_last_attempt(
         lost=first.host if first and first.lost else None,
         stopped_by=verdict.stopped_by if verdict.state == "killed" else None,
         failed_at=min((failure.at for _, failure in failures), default=None),
-        finished={
-            end.rank: end.at
-            for host, answer in answers.items()
-            for end in answer.finished
-            if end.attempt == last and ranks.get(end.rank) == host
-        },
+        finished=_finished(answers, ranks, last),
         stalled=bool(first and first.stalled),
         same_code=same_code,
     )
@@ -218,6 +219,16 @@ def diagnose_last_attempt(
         line = LogLine(0, first.host, first.host, first.rank, first.at, first.said, None, False, last, "stderr")
         logged.append(strip_torch_tags(line, len(logged)))
     return diagnose(logged, record)
+
+
+def _finished(answers: Mapping[str, Evidence], ranks: Mapping[int, str], attempt: int) -> dict[int, float]:
+    """When ranks ended with exit code 0."""
+    return {
+        end.rank: end.at
+        for host, answer in answers.items()
+        for end in answer.finished
+        if end.attempt == attempt and ranks.get(end.rank) == host
+    }
 
 
 def diagnose_earlier_attempt(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_relay import A_RUN, Dialer, Relay, part_of
 
-from orchestrator.diagnosis.rendering import hide_secrets
+from orchestrator.diagnosis.rendering import hide_secrets, render_text
 from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.model import parse
@@ -148,3 +148,44 @@ def test_the_last_line_of_a_rank_whose_host_is_silent_is_evidence() -> None:
     fleet.close()
     assert (cause.code, cause.hosts, cause.rank, cause.confidence) == ("script-import-error", ("b",), 1, "medium")
     assert said in cause.evidence
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "train.py", line 4, in <module>
+    scale = table["lr"]
+KeyError: 'lr'
+"""
+STEPS = "".join(f"step {step} loss 2.0\n" for step in range(4))
+
+
+@pytest.mark.parametrize(
+    ("err", "is_likely"),
+    [
+        (STEPS + TRACEBACK, True),
+        (TRACEBACK + "[rank0]:[W1125 23:00:00.000001 a.cpp:1] destroy_process_group waits\nclosing files\n", True),
+        (TRACEBACK + STEPS, False),
+        (TRACEBACK + "no table, so the default is used\n" * 20, False),
+        (STEPS, False),
+    ],
+)
+def test_a_rank_that_hangs_after_a_traceback_is_named_while_the_run_runs(err: str, is_likely: bool) -> None:
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        if request["op"] == "evidence":
+            relay.result(request, {"failures": [], "kernel": [], "oom_kills": 0, "dumps": []})
+            return
+        header = {"id": request["id"], "streams": ["1.0.err"], "parts": [[0, 0, len(err), 4 * 10**9]]}
+        relay.say(wire.DATA, header, err.encode())
+        relay.result(request, {"run": None})
+
+    fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    part = part_of(hosts=["a"], nprocs=[1], team=1, ranks=1)
+    found = diagnose.gather_and_diagnose(A_RUN["run_id"], {"a": part}, {"a": 0}, HOSTS, fleet, Mask())
+    fleet.close()
+    assert [(finding.hosts, finding.rank, finding.severity) for finding in found.findings] == (
+        [(("a",), 0, "warning")] if is_likely else []
+    )
+    if is_likely:
+        headline, message, *_ = render_text(hide_secrets(found, Mask()))
+        assert "likely" in headline and "still running" in message
+        assert "KeyError: 'lr'" in found.findings[0].evidence
