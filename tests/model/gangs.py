@@ -150,7 +150,7 @@ class Gang:
         state = self.node.state
         if state.log and state.last_epoch < state.ballot.epoch:
             return [{"event": "elected"}]
-        if state.log and not election.is_current(state):
+        if state.log and not election_log.is_current(state):
             return []
         run = self.run
         if run.verdict is not None:
@@ -210,7 +210,7 @@ class Gang:
 
     def _send_orders(self) -> None:
         run, state = self.run, self.node.state
-        if state.log and not election.is_current(state):
+        if state.log and not election_log.is_current(state):
             return
         for number in sorted(state.voters | state.learners):
             order = self._order(run, number)

@@ -12,6 +12,7 @@ from orchestrator.node.gang import (
     agreement,
     drain,
     election,
+    election_log,
     election_state,
     gang,
     gang_events,
@@ -274,7 +275,7 @@ class RealGang(Gang):
 
     def _send_orders(self) -> None:
         state = self.node.state
-        if not election.is_current(state):
+        if not election_log.is_current(state):
             return
         if not self._has_announced:
             self._admit_all()

@@ -17,7 +17,7 @@ With `head_lost: stop` the quorum is 1: the first head is its own majority, and 
 
 from typing import List, Optional, Sequence, Tuple
 
-from .election_log import accept, copy_for, may_change_voters
+from .election_log import accept, commit, copy_for, is_current, may_change_voters
 from .election_state import (
     ENTRIES_A_BEAT,
     SHORTER,
@@ -96,11 +96,6 @@ def has_authority(state: State, at: float) -> bool:
     return state.role is Role.HEAD and at < authority_until(state, at)
 
 
-def is_current(state: State) -> bool:
-    """The head knows all that earlier heads have committed, as an entry of its own epoch is committed."""
-    return state.committed > 0 and state.log[state.committed - 1].epoch == state.ballot.epoch
-
-
 def may_start_attempts(state: State, at: float) -> bool:
     """The ranks of earlier epochs are dead: their permits had lapsed when this head won."""
     return has_authority(state, at) and is_current(state) and at >= stop_window_ends_at(state)
@@ -166,7 +161,7 @@ def _lead(state: State, at: float) -> State:
     )
     if not state.config.elects:  # nobody's acknowledgement is needed, so no lapse of it stops ranks here
         after = after._replace(permit_until=float("inf"))
-    return _commit(after)
+    return commit(after)
 
 
 def _other_voters(state: State) -> List[int]:
@@ -214,7 +209,7 @@ def _on_proposed(state: State, event: Proposed) -> Step:
     after = write(state, state.length, (entry,))
     if after.voters != state.voters and not may_change_voters(state, after.voters):
         return state, ()
-    after = _commit(after._replace(verified=after.length))
+    after = commit(after._replace(verified=after.length))
     beats = tuple(_send_beat(after, node, event.at) for node in _others(after))
     return after, (Write(state.length, (entry,)), *beats)
 
@@ -236,7 +231,7 @@ def _on_ack(state: State, sender: int, ack: Ack, at: float) -> Step:
     length = after.lengths[sender]
     if was_silent or (length is not None and length < after.length and length != known):
         actions.append(_send_beat(after, sender, at))
-    after, permits = _permit_own(_commit(after), at)
+    after, permits = _permit_own(commit(after), at)
     return after, (*actions, *permits)
 
 
@@ -246,15 +241,6 @@ def _permit_own(state: State, at: float) -> Step:
     if until <= state.permit_until:
         return state, ()
     return state._replace(permit_until=until), (Permit(until, state.ballot.epoch),)
-
-
-def _commit(state: State) -> State:
-    """Entries of earlier epochs count only together with one of this epoch (Raft, section 5.4.2)."""
-    others = sorted((state.lengths[node] or 0 for node in _other_voters(state)), reverse=True)
-    length = [state.length, *others][state.quorum - 1]
-    if length > state.committed and state.log[length - 1].epoch == state.ballot.epoch:
-        return state._replace(committed=length)
-    return state
 
 
 # --- a follower

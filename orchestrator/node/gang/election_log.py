@@ -33,6 +33,20 @@ def copy_for(state: State, ask: Ask) -> Copy:
     return Copy(state.ballot.epoch, state.last_epoch, state.length, length, state.digests[length], entries)
 
 
+def is_current(state: State) -> bool:
+    """The head knows all that earlier heads have committed, as an entry of its own epoch is committed."""
+    return state.committed > 0 and state.log[state.committed - 1].epoch == state.ballot.epoch
+
+
+def commit(state: State) -> State:
+    """Entries of earlier epochs count only together with one of this epoch (Raft, section 5.4.2)."""
+    others = sorted((state.lengths[node] or 0 for node in state.voters - {state.config.node}), reverse=True)
+    length = [state.length, *others][state.quorum - 1]
+    if length > state.committed and state.log[length - 1].epoch == state.ballot.epoch:
+        return state._replace(committed=length)
+    return state
+
+
 def may_change_voters(state: State, voters: FrozenSet[int]) -> bool:
     """Whether the head may have these voters from now on.
 
@@ -40,7 +54,6 @@ def may_change_voters(state: State, voters: FrozenSet[int]) -> bool:
     changes would count majorities without a common node. And a new voter has the log already, so that the next entry
     need not wait for it.
     """
-    has_own_entry = state.committed > 0 and state.log[state.committed - 1].epoch == state.ballot.epoch
-    is_settled = has_own_entry and state.voter_sets[state.committed] == state.voters
+    is_settled = is_current(state) and state.voter_sets[state.committed] == state.voters
     is_ready = all(state.length_of(node) == state.length for node in voters - state.voters)
     return is_settled and is_ready and len(voters ^ state.voters) == 1 and state.config.node in voters

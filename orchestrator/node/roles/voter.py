@@ -91,7 +91,7 @@ class Voter:
     @property
     def is_current(self) -> bool:
         """Whether this head knows all that earlier heads have committed."""
-        return election.is_current(self.state)
+        return election_log.is_current(self.state)
 
     @property
     def is_new(self) -> bool:
