@@ -40,6 +40,8 @@ def is_current(state: State) -> bool:
 
 def commit(state: State) -> State:
     """Entries of earlier epochs count only together with one of this epoch (Raft, section 5.4.2)."""
+    if state.committed == state.length:
+        return state
     others = sorted((state.lengths[node] or 0 for node in state.voters - {state.config.node}), reverse=True)
     length = [state.length, *others][state.quorum - 1]
     if length > state.committed and state.log[length - 1].epoch == state.ballot.epoch:

@@ -45,6 +45,7 @@ from .gang_events import (
     Started,
     StartRequested,
     StopRequested,
+    Tick,
     Voters,
 )
 from .gang_failures import earlier_failures, failure_of, outcome_of, stalled, was_silent_before_the_failure
@@ -123,6 +124,8 @@ def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:
 
 
 def _apply(state: State, event: Event) -> State:
+    if isinstance(event, Tick):  # by far the most frequent
+        return state  # time alone, see _settle
     if isinstance(event, Joined):
         return _on_joined(state, event)
     if isinstance(event, StartRequested):
@@ -167,7 +170,7 @@ def _apply(state: State, event: Event) -> State:
         return change_node(state, event.node, phase=NodePhase.DISCONNECTED) if over else state
     if isinstance(event, StopRequested):
         return _on_stop_requested(state, event)
-    return state  # Tick: time alone, see _settle
+    return state
 
 
 def _on_joined(state: State, event: Joined) -> State:

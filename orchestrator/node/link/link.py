@@ -12,7 +12,6 @@ A message cannot be forged, replayed, reordered or reflected: each direction has
 names the node it wants, so nobody can lead it to another one.
 """
 
-import hashlib
 import hmac
 import json
 import os
@@ -54,7 +53,7 @@ class LinkClosed(Exception):
 
 
 def _mac(key: bytes, *parts: bytes) -> bytes:
-    return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
+    return hmac.digest(key, b"".join(parts), "sha256")
 
 
 class Link:

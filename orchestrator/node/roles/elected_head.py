@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..gang import drain, gang_events, newcomers
 from ..gang.election_state import SILENT_BEATS, Ack, Message
-from ..gang.gang_state import GONE, NodePhase, Phase
+from ..gang.gang_state import GONE, NodePhase, Phase, State
 from ..guard import team_requests
 from ..link import messages
 from ..link.link import BEAT, Link
@@ -48,6 +48,8 @@ class ElectedHead(HeadLink):
         self._has_dropped = True  # an event: those of this node at least, from before it was the head
         self._has_announced = False  # the orders that follow from what earlier heads have decided
         self._had_authority = False
+        self._looked_at: Optional[State] = None
+        self._runs = False  # all ranks, in the state that was looked at
         self._undecided: List[Tuple[Dict[str, Any], int]] = []  # requests, and how long the log was with each
         super().__init__(recorder, transport)
 
@@ -65,13 +67,16 @@ class ElectedHead(HeadLink):
     def due(self) -> float:
         """While nothing happens, it wakes for the beats of the election only."""
         config = self._voter.state.config
-        now = time.monotonic()
-        is_settled = self._state.phase is Phase.RUNNING and not any(
-            node.phase is NodePhase.JOINED for node in self._state.members
-        )
-        if is_settled and all(self._watch.silent(node, now) < 2 * config.beat for node in self._expected()):
+        if self._is_settled() and self._watch.longest_silence(self._expected(), time.monotonic()) < 2 * config.beat:
             return min(BEAT, config.beat)
         return super().due()
+
+    def _is_settled(self) -> bool:
+        if self._state is not self._looked_at:  # else nothing has changed since the last turn
+            self._looked_at = self._state
+            starts = any(node.phase is NodePhase.JOINED for node in self._state.members)
+            self._runs = self._state.phase is Phase.RUNNING and not starts
+        return self._runs
 
     # messages
 
@@ -185,6 +190,7 @@ class ElectedHead(HeadLink):
         self._team_requests.add(request["id"])
         self._step(event)
         self._undecided.append((request, self._voter.state.length))
+        self._answer_requests()  # one that changes nothing is no entry of the log
 
     def _answer_requests(self) -> None:
         if not self._undecided:
@@ -202,7 +208,7 @@ class ElectedHead(HeadLink):
 
     def _catch_up(self) -> None:
         """Before anything newer: the guard here was killed, perhaps, and the ranks of other hosts fail of that."""
-        if self._answered and self._entries.may_add(gang_events.Tick(self._now())):
+        if self._has_dropped and self._answered and self._entries.may_add(gang_events.Tick(self._now())):
             self._repeat_dropped()
 
     def _repeat_dropped(self) -> None:

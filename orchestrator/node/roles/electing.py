@@ -6,6 +6,7 @@ import time
 from typing import Any, Dict, List, Optional, Union
 
 from ..gang.election_state import FIRST_EPOCH, Ack, Beat, Message, Permit, Send
+from ..gang.election_state import State as ElectionState
 from ..gang.gang_state import State
 from ..guard.permit import clock
 from ..host import state
@@ -46,6 +47,7 @@ class ElectingLink(ClusterLink):
         self._silent: Dict[int, Link] = {}  # accepted, and nothing has come yet that shows what the connection is for
         self._load_contacts()
         self._known = self._transport.contacts.position
+        self._settled: Optional[ElectionState] = None  # what `_settle` has seen last
         self._role: Union[ElectedHead, ElectedFollower] = self._new_role()
 
     @property
@@ -66,7 +68,12 @@ class ElectingLink(ClusterLink):
 
     def _settle(self) -> None:
         """Change the role if the election has. Never while the role is at work."""
-        head = self._voter.state.head
+        if self._voter.state is not self._settled:  # this is called several times for each message
+            self._settled = self._voter.state
+            self._follow_election(self._voter.state.head)
+        self._keep()
+
+    def _follow_election(self, head: Optional[int]) -> None:
         if self._voter.leads != self.leads:
             self._role.close()
             self._role = self._new_role()
@@ -74,7 +81,6 @@ class ElectingLink(ClusterLink):
             self._role.follow(head)
         if isinstance(self._role, ElectedHead):
             self._role.on_election_step()
-        self._keep()
 
     def _committed(self) -> State:
         """The gang, as far as this node knows that a majority has it."""

@@ -34,7 +34,8 @@ class Finisher:
         self._watch = saved_line.Watch(recorder.folder)
         self._saved_elsewhere = 0  # the attempt of which another node has said that it is saved
         self._folder = recorder.folder
-        self._earlier = snapshot_time.of_earlier_run(self._folder, spec["name"]) if spec.get("walltime") else None
+        self._has_walltime = spec.get("walltime") is not None
+        self._earlier = snapshot_time.of_earlier_run(self._folder, spec["name"]) if self._has_walltime else None
         self._look_at = 0.0
         self._tie = Tie(spec.get("tie"))
 
@@ -62,7 +63,7 @@ class Finisher:
             return
         if any(node.phase is NodePhase.JOINED for node in state.members):
             return  # its ranks are being started
-        if now >= self._look_at:
+        if self._has_walltime and now >= self._look_at:
             self._look_at = now + LOOK_EVERY
             seconds = snapshot_time.last(self._folder)
             self._finish.last_snapshot = self._earlier if seconds is None else seconds

@@ -59,6 +59,9 @@ class NodeWatch:
     def silent(self, node: int, now: float) -> float:
         return now - self._heard[node]
 
+    def longest_silence(self, nodes: Sequence[int], now: float) -> float:
+        return now - min((self._heard[node] for node in nodes), default=now)
+
     def unheard(self, node: int, now: float) -> float:
         """Seconds since the node has heard us on its link, as far as we know."""
         return now - self._direct[node]

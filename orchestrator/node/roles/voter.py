@@ -51,7 +51,8 @@ class Voter:
         return max(0.0, self.state.due_at - clock())
 
     def tick(self) -> List[Outgoing]:
-        return self._step(Tick(clock()))
+        now = clock()
+        return self._step(Tick(now)) if now >= self.state.due_at else []
 
     def receive(self, sender: int, message: Message) -> List[Outgoing]:
         return self._step(Received(sender, message, clock()))
