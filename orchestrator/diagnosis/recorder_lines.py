@@ -15,6 +15,8 @@ STOPS = re.compile(
     r"ddp-orch: (?:no (?:message from the head|majority of the hosts) .*: stopping|.*; stopping all nodes$)"
 )
 
+DRAINS = re.compile(r"ddp-orch: draining \S+: .*; stopping all nodes, to continue without it")
+
 
 def split_attempts(lines: Sequence[LogLine]) -> list[list[LogLine]]:
     """The lines of each attempt, in order: failures of earlier attempts did not end the run.

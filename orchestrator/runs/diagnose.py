@@ -13,6 +13,7 @@ from ..diagnosis.dumps import Collective, Dump, Group
 from ..diagnosis.engine import Diagnosis, diagnose
 from ..diagnosis.exits import Exit
 from ..diagnosis.record import RunRecord
+from ..diagnosis.recorder_lines import DRAINS
 from ..diagnosis.transcript import LogLine, strip_torch_tags
 from ..diagnosis.uneven_resume import find_uneven_resume
 from ..diagnosis.unfinished import diagnose_unfinished
@@ -79,7 +80,8 @@ def gather_and_diagnose(
     newest_ended = attempt if verdict is None and restarting else attempt - 1
     failed_in_span = {failure.attempt for answer in evidence.values() for failure in answer.failures}
     known = {line.attempt for line in lines if not span.is_limited or line.attempt in failed_in_span}
-    ended = sorted(number for number in known if number <= newest_ended)[-MAX_EARLIER_ATTEMPTS:]
+    drained = {line.attempt for line in lines if line.stream == "agent" and DRAINS.match(line.text)}
+    ended = sorted(number for number in known - drained if number <= newest_ended)[-MAX_EARLIER_ATTEMPTS:]
     earlier = tuple((number, diagnose_earlier_attempt(lines, evidence, number, same_code)) for number in ended)
     return replace(diagnosis, earlier=earlier)
 

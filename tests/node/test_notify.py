@@ -217,6 +217,8 @@ def test_restarts_and_stops_are_told_in_words() -> None:
     again = notify.message(spec, "restarting", 2, failure)
     assert_message("notify-restarting", again["text"])
     assert "token" not in json.dumps(again)
+    drained = notify.message(spec, "restarting", 2, None, drained=("gpu-1",))["text"]
+    assert "gpu-1 was drained" in drained and "failed" not in drained
     assert_message("notify-stopped", notify.message(spec, "killed", 1, None)["text"])
 
 

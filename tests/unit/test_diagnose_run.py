@@ -13,6 +13,7 @@ from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.model import parse
 from orchestrator.node.serve import wire
+from orchestrator.output.finding import Finding
 from orchestrator.output.lines import LINE_LIMIT
 from orchestrator.output.mask import Mask
 from orchestrator.output.span import Span
@@ -102,6 +103,32 @@ def test_earlier_attempts_of_a_run_that_succeeded_are_diagnosed() -> None:
     fleet.close()
     assert found.findings == ()
     assert [(attempt, finding.rank) for attempt, finding in found.earlier] == [(1, 0)]
+
+
+def test_an_attempt_that_ended_because_a_host_was_drained_has_not_failed() -> None:
+    running = {**A_RUN, "state": "running", "attempt": 2, "nprocs": [1], "team": 1, "ranks": 1, "hosts": ["a"]}
+
+    def earlier(what_follows: str) -> tuple[tuple[int, Finding], ...]:
+        drain = f"ddp-orch: draining b: requested by ann@laptop; {what_follows}"
+
+        def answer(relay: Relay, request: dict[str, Any]) -> None:
+            if request["op"] == "evidence":
+                failures = [{**FAILURE, "attempt": 1}]  # the rank that SIGTERM ended with exit code 3
+                relay.result(request, {"failures": failures, "kernel": [], "oom_kills": 0, "dumps": []})
+            else:
+                said = f"{drain}\nReceived 15 death signal, shutting down workers\n".encode()
+                header = {"id": request["id"], "streams": ["1.run.err"], "parts": [[0, 0, len(said), 4 * 10**9]]}
+                relay.say(wire.DATA, header, said)
+                relay.result(request, {"run": None})
+
+        fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+        parts = {"a": part_of(**running)}
+        found = diagnose.gather_and_diagnose(A_RUN["run_id"], parts, {"a": 0}, HOSTS, fleet, Mask())
+        fleet.close()
+        return found.earlier
+
+    assert [attempt for attempt, _ in earlier("it is not used any more")] == [1], "a spare was drained"
+    assert earlier("stopping all nodes, to continue without it") == ()
 
 
 def test_a_cause_is_less_sure_while_the_head_has_told_nothing_of_what_came_before() -> None:

@@ -49,7 +49,10 @@ def test_a_drained_host_gives_its_place_to_a_spare_without_costing_a_restart() -
     orders = [gang_orders.order_of(state, number) for number in range(3)]
     assert [(type(order), getattr(order, "grace", None)) for order in orders] == [(Stop, GRACE)] * 3
     assert gang_orders.label(state) == "restarting"
-    state, actions = gang.step(exited(state, 2010.0, 0, 1, 2), gang_events.PortFound(29501, 2020.0))
+    state = exited(state, 2010.0, 0, 1, 2)
+    assert drain_rules.drained_hosts(state) == ["host-1"]
+    state, actions = gang.step(state, gang_events.PortFound(29501, 2020.0))
+    assert drain_rules.drained_hosts(state) == []
     assert (state.team, state.restarts_used, state.failures) == ((0, 3, 2), 0, ())
     (end,) = [action.order for action in actions if action.node == 1]
     assert isinstance(end, End) and (end.verdict["state"], end.verdict["stopped_by"]) == ("stopped", "ann")

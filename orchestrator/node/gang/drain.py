@@ -4,7 +4,7 @@ The head can leave where another one can be elected. It resigns when the attempt
 the next head begins without it.
 """
 
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, List
 
 from . import gate, newcomers
 from .gang_events import Drain
@@ -108,6 +108,13 @@ def with_cause(state: State, at: float) -> State:
             continue
         return state._replace(first_failure=dict(failure, at_start=False))
     return state
+
+
+def drained_hosts(state: State) -> List[str]:
+    """The hosts for which the attempt was stopped; none if it has failed."""
+    if state.drained_by is None or state.first_failure is not None:
+        return []
+    return [state.nodes[number].host for number in state.team if state.nodes[number].leaves is not None]
 
 
 def lines(before: State, after: State) -> Iterator[str]:

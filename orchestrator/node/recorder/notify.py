@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 from ..host import processes, state
 from ..ranks.job import in_memory
@@ -51,10 +51,21 @@ EVENTS = {
 USUAL = ("restart", "wait", "end")  # events, if the spec of the run does not name any
 
 
-def message(spec: Dict[str, Any], state: str, attempt: int, first_failure: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """The message. `state`: of EVENTS, or of a verdict. A webhook gets only `text`, see webhooks.py."""
+def message(
+    spec: Dict[str, Any],
+    state: str,
+    attempt: int,
+    first_failure: Optional[Dict[str, Any]],
+    drained: Sequence[str] = (),
+) -> Dict[str, Any]:
+    """The message. `state`: of EVENTS, or of a verdict. A webhook gets only `text`, see webhooks.py.
+
+    `drained`: the hosts that were drained, if that and no failure has ended the attempt.
+    """
     name = spec["run_id"] if spec["name"] == spec["run_id"] else "%s (%s)" % (spec["name"], spec["run_id"])
-    text = "ddp-orch: run %s %s" % (name, WORDS.get(state, "restarts: attempt %d failed" % attempt))
+    why = "%s %s drained" % (", ".join(drained), "was" if len(drained) == 1 else "were")
+    restarts = "restarts: %s" % (why if drained else "attempt %d failed" % attempt)
+    text = "ddp-orch: run %s %s" % (name, WORDS.get(state, restarts))
     if first_failure:
         text += ": %s: %s" % (first_failure["host"], first_failure["what"])
     return {

@@ -2,9 +2,9 @@
 
 import socket
 import time
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from ..gang import agreement, gang_events, gang_orders, team
+from ..gang import agreement, drain, gang_events, gang_orders, team
 from ..gang.gang_state import GONE, UNREACHABLE, NodePhase, Phase, State
 from ..guard import team_requests
 from ..host import network
@@ -394,7 +394,7 @@ class HeadLink(ClusterLink):
             self._resumption.warn_of_outputs(after)
         label = narration.news(before, after)
         if label is not None:
-            self._notify(label, after.first_failure)
+            self._notify(label, after.first_failure, drain.drained_hosts(after))
         if before.verdict is None:
             self._notify_of_end(after)
 
@@ -402,8 +402,8 @@ class HeadLink(ClusterLink):
         if state.verdict is not None:
             self._notify(state.verdict["state"], state.verdict["first_failure"])
 
-    def _notify(self, label: str, failure: Optional[Dict[str, Any]] = None) -> None:
-        message = notify.message(self._spec, label, self._log.committed.attempt, failure)
+    def _notify(self, label: str, failure: Optional[Dict[str, Any]] = None, drained: Sequence[str] = ()) -> None:
+        message = notify.message(self._spec, label, self._log.committed.attempt, failure, drained)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
 
 
