@@ -6,7 +6,7 @@ import json
 
 from ..answers.fields import UNFINISHED
 from ..errors import UnreachableError, UsageError
-from ..inventory import via
+from ..inventory import advice, via
 from ..inventory.hostnames import nearest
 from ..runs import newcomer
 from .context import find_run, load_inventory_of_run, open_fleet, stderr_console, whoami
@@ -28,6 +28,12 @@ def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_js
         run = lookup.run
         if run.state not in UNFINISHED:
             raise UsageError(f"run {run.run_id} is over: {run.state}")
+        if host_name in run.left:
+            restart = advice.about(run, lookup.listing.runs, inventory.path).command("restart")
+            raise UsageError(
+                f"{host_name} was drained from run {run.run_id}, and cannot come back to it. To use {host_name} again, "
+                f"start the run again: {restart}"
+            )
         if host_name in run.parts:
             raise UsageError(f"{host_name} is a host of run {run.run_id} already")
         head = next(name for name, number in run.all_nodes.items() if number == run.head)

@@ -41,7 +41,8 @@ class BoardRow:
 
     @property
     def ranks(self) -> Sequence[RankSample]:
-        return () if self.now is None else self.now.ranks
+        has_left = self.part is not None and self.part.unfinished is False and self.part.node_rank is None
+        return () if self.now is None or has_left else self.now.ranks
 
     def figure(self, name: str) -> float | None:
         """A figure of the slowest rank: the lowest step and rate, the longest step time. Of the loss, the highest."""

@@ -26,7 +26,7 @@ from ..output.finding import SEVERITIES, Finding
 from ..output.terminal import tame
 from ..plan import entrypoint
 from ..plan.launchers import for_own_scripts
-from ..plan.plan import Code, Plan, advise_shell_variables
+from ..plan.plan import Code, Plan, advise_shell_variables, describe_unused
 from ..plan.plan import make as make_plan
 from ..runs import bandwidths, deep, launch, mesh, probe, reach
 from ..runs.mesh import Network
@@ -48,7 +48,7 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
     command, snapshot = entrypoint.find(inventory, ())
     code = None if snapshot is None else Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 0, 0)
     plan = make_plan(inventory, run_id="check", name="check", command=command, code=code, env={}, debug=False)
-    for note in snapshot.notes if snapshot else ():
+    for note in (*describe_unused(plan), *(snapshot.notes if snapshot else ())):
         console.note(note)
     for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
         console.warning(warning)

@@ -16,6 +16,7 @@ from ..inventory.model import Host
 from ..output.console import Console, fold, number_of
 from ..output.lines import parse_time, rfc3339
 from ..runs import registry
+from ..runs.queued_runs import QueuedRun
 from ..ui.text_table import print_table
 from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_missing
 
@@ -143,13 +144,14 @@ def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[st
         "TIME": _duration(run, now),
         "BY": run.by,
         "SCRIPT": run.script,
-        "HOSTS": fold(host for host, part in run.parts.items() if not part.is_witness)
+        "HOSTS": fold(host for host, part in run.parts.items() if not part.is_witness and host not in run.left)
+        + (f", drained {fold(run.left)}" if run.left else "")
         + "".join(f", witness {host}" for host, part in run.parts.items() if part.is_witness)
         + (f" (no data: {fold(missing_hosts)})" if missing_hosts else ""),
     }
 
 
-def _queued_row(run: registry.QueuedRun) -> dict[str, str]:
+def _queued_row(run: QueuedRun) -> dict[str, str]:
     name = run.name if run.name != run.run_id else ""
     known = {"RUN": run.run_id, "NAME": name, "STATE": "queued", "ATTEMPT": "", "TIME": "-", "BY": run.by, "SCRIPT": ""}
     return {**known, "HOSTS": fold(run.hosts)}

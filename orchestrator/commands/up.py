@@ -28,7 +28,7 @@ from ..output.terminal import tame
 from ..plan import accelerate, accelerate_ranks, description, entrypoint, invocation
 from ..plan import snapshot as ship
 from ..plan.launchers import OLD_LAUNCH, OLD_LOCAL_RANK, for_own_scripts
-from ..plan.plan import Code, Plan, advise_shell_variables, check_size, world_size
+from ..plan.plan import Code, Plan, advise_shell_variables, check_size, describe_unused, world_size
 from ..plan.plan import make as make_plan
 from ..runs import attach, gpu_use, holding, launch, printing, queueing, recent
 from ..runs.timing import FirstLine, FirstLines
@@ -122,7 +122,7 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
     finally:
         console.status("")
     watch.begin(snapshot, plan.name)
-    for note in snapshot.notes if snapshot else ():
+    for note in (*describe_unused(plan), *(snapshot.notes if snapshot else ())):
         console.note(note)
     for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
         warn_once(warning)

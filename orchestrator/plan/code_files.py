@@ -18,7 +18,7 @@ INSTEAD = (
 )
 
 _RESULTS = b"# made by ddp-orch: results of a run\n*\n"  # the .gitignore of a folder for downloaded results
-_REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)")  # files that `report` writes
+_REPORT = re.compile(RUN_ID.pattern + r"\.(html|json)|ddp-orch-doctor-[0-9-]+\.tar\.gz")  # of `report` and `doctor`
 _SLURM_OUTPUT = re.compile(r"slurm-[0-9]+(_[0-9]+)?\.out")  # by default in the folder of the job script
 
 

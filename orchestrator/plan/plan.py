@@ -15,6 +15,7 @@ from ..inventory import container
 from ..inventory.model import Host, Inventory
 from ..inventory.recovery import elects
 from ..inventory.selection import select
+from ..output.console import fold, number_of
 from . import launchers
 from .commit import Commit
 from .launchers import Launcher
@@ -202,6 +203,14 @@ def _fill_in_arguments(command: tuple[str, ...], run: str, host: str) -> tuple[s
 def _fill_in(text: str, run: str, host: str) -> str:
     values = {"run": run, "host": host}
     return _PLACEHOLDER.sub(lambda match: f"{{{match[1]}}}" if match[1] else values[match[2]], text)
+
+
+def describe_unused(plan: Plan) -> tuple[str, ...]:
+    """A note if the inventory has more hosts than the run may use."""
+    used = {node.host.name for node in plan.nodes}
+    unused = [host.name for host in plan.inventory.hosts if host.in_team and host.name not in used]
+    what = f"{fold(unused)}: not used by this run, because run.nnodes allows {number_of(plan.max_nodes, 'host')}"
+    return (f"{what} besides spares",) if unused else ()
 
 
 def advise_shell_variables(plan: Plan) -> tuple[str, ...]:

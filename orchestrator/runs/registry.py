@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from ..answers.fields import UNFINISHED
 from ..answers.ledger import EndedRun
-from ..answers.queued import WaitingRun
 from ..answers.runs import LIST, Part, RunList, WarmPython
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts import claims
@@ -20,6 +19,7 @@ from ..inventory.advice import command
 from ..inventory.model import Host
 from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold
+from . import queued_runs
 
 PATIENCE = 2.0  # s for all hosts to answer, before the answers so far may be enough
 WATCH = "up --watch"  # the `stopped_by` of a run that is started again because its code has changed
@@ -124,18 +124,25 @@ class Run:
     def _first(self) -> Part:
         return self.parts[next(iter(self.nodes or self.parts))]
 
-    def _role(self, part: Part) -> Literal["head", "team", "spare", "witness"]:
+    @property
+    def left(self) -> frozenset[str]:
+        """Its hosts that were drained: the run was stopped there only."""
+        return frozenset(host for host, part in self.parts.items() if part.state == "stopped" != self.state)
+
+    def _role(self, host: str, part: Part) -> Literal["head", "team", "spare", "witness", "left"]:
         if part.is_witness:
             return "witness"
         if part.node == self.head:
             return "head"
+        if host in self.left:
+            return "left"
         return "spare" if part.node_rank is None else "team"
 
     def as_dict(self) -> dict[str, Any]:
         nodes = [
             {
                 "host": host,
-                "role": self._role(part),
+                "role": self._role(host, part),
                 "node_rank": part.node_rank,
                 "witness": part.is_witness,
                 "state": part.state,
@@ -153,32 +160,6 @@ class Run:
             "started_at": self.started_at,
             "nodes": nodes,
         }
-
-
-@dataclass(frozen=True)
-class QueuedRun:
-    """A run of `up --queue` that has not started."""
-
-    run_id: str
-    name: str
-    by: str
-    hosts: tuple[str, ...]
-    """On which it waits."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same keys as those of a run."""
-        unknown = {
-            "role": None,
-            "node_rank": None,
-            "witness": False,
-            "state": "queued",
-            "exit_code": None,
-            "signal": None,
-            "pid": None,
-        }
-        nodes = [{"host": host, **unknown} for host in self.hosts]
-        known = {"run_id": self.run_id, "name": self.name, "state": "queued"}
-        return {**known, "attempt": 0, "started_at": None, "nodes": nodes}
 
 
 @dataclass(frozen=True)
@@ -200,7 +181,7 @@ class Listing:
     """The ended runs that each host remembers."""
     warm: Mapping[str, Sequence[WarmPython]] = field(default_factory=dict)
     """By host, with `run.warm`: processes that wait for another run."""
-    queued: tuple[QueuedRun, ...] = ()
+    queued: tuple[queued_runs.QueuedRun, ...] = ()
     """Runs that wait for their turn, the next one first."""
 
     @property
@@ -280,22 +261,8 @@ def _listing(answers: Results[Answer]) -> Listing:
         _doubts(checked),
         {host: answer.ledger for host, (answer, _) in answers.done.items()},
         {host: answer.warm for host, (answer, _) in answers.done.items() if answer.warm},
-        _queued({host: answer.queued for host, (answer, _) in answers.done.items()}, frozenset(parts)),
+        queued_runs.gather({host: answer.queued for host, (answer, _) in answers.done.items()}, frozenset(parts)),
     )
-
-
-def _queued(by_host: Mapping[str, Sequence[WaitingRun]], started: frozenset[str]) -> tuple[QueuedRun, ...]:
-    """`started`: ids of runs that have a record, and so wait no more."""
-    tickets: dict[tuple[int, str], list[tuple[str, WaitingRun]]] = {}
-    for host, waiting in by_host.items():
-        for ticket in waiting:
-            if ticket.run_id not in started:
-                tickets.setdefault((ticket.number, ticket.run_id), []).append((host, ticket))
-    runs: dict[str, QueuedRun] = {}
-    for (_, run_id), listed in sorted(tickets.items()):  # with two numbers while the hosts agree on one
-        hosts = (*(runs[run_id].hosts if run_id in runs else ()), *(host for host, _ in listed))
-        runs[run_id] = QueuedRun(run_id, listed[0][1].name, listed[0][1].by, hosts)
-    return tuple(runs.values())
 
 
 def _make_run(run_id: str, run_claims: claims.Claims) -> Run:
@@ -358,6 +325,8 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
     matches = [known for known in runs if known.run_id.startswith(run)]
     if not matches and len(run) >= SUFFIX:
         matches = [known for known in runs if known.run_id.endswith(run)]
+    if not matches and (queued := queued_runs.find(listing.queued, run)):
+        raise UsageError(queued_runs.describe(queued))
     if not matches:
         ps = f"`{command('ps', '--all', inventory=inventory)}`"
         newest = f"; the newest is {runs[-1].run_id}" if runs else ""

@@ -18,7 +18,7 @@ from orchestrator.errors import UsageError
 from orchestrator.inventory import model
 from orchestrator.plan import description, launchers, node_spec, plan
 from orchestrator.plan.commit import Commit
-from orchestrator.plan.plan import Code, Plan
+from orchestrator.plan.plan import Code, Plan, describe_unused
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan"
 COMMAND = ("-u", "train.py", "--lr", "0.1")
@@ -54,6 +54,12 @@ def test_node_ranks_follow_the_inventory_with_the_head_moved_first() -> None:
 
 def test_no_more_nodes_than_wanted_take_part() -> None:
     assert names(made("hosts: [a, b, c]\nhead: b\nrun: {nnodes: 2}")) == ["b", "a"]
+
+
+def test_hosts_beyond_nnodes_are_named() -> None:
+    (note,) = describe_unused(made("hosts: [a, b, c, {name: d, spare: true}]\nhead: b\nrun: {nnodes: '1:2'}"))
+    assert note.startswith("c: ") and "run.nnodes" in note and "2 hosts" in note
+    assert describe_unused(made("hosts: [a, b, {name: c, spare: true}]\nrun: {nnodes: '1:2'}")) == ()
 
 
 # --- what only guards know

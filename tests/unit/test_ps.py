@@ -72,6 +72,14 @@ def test_a_host_that_has_answered_was_heard_though_it_has_the_record_no_more(
     assert re.search(r"  a \([^)]*\bc\)$", capsys.readouterr().out.rstrip())
 
 
+def test_a_drained_host_is_not_listed_as_a_host_that_the_run_uses(capsys: pytest.CaptureFixture[str]) -> None:
+    used = run(1, hosts=["a", "b"], nprocs=[1, 1])
+    stopped = {"state": "stopped", "verdict": {"state": "stopped", "first_failure": None, "stopped_by": "ann@laptop"}}
+    drained = part_of(hosts=["a", "b"], nprocs=[1, 1], node=1, host="b", node_rank=None, first_rank=None, **stopped)
+    show([Run(used.run_id, "x", "running", 2, STARTED, {**used.parts, "b": drained})], NOON)
+    assert capsys.readouterr().out.rstrip().endswith(" a, drained b")
+
+
 def test_of_runs_that_up_watch_has_replaced_the_newest_is_shown() -> None:
     watched = {"verdict": {"state": "stopped", "first_failure": None, "stopped_by": registry.WATCH}}
     by_user = {"verdict": {"state": "killed", "first_failure": None, "stopped_by": "ann@laptop"}}

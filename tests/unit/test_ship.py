@@ -700,7 +700,7 @@ def test_of_a_log_that_grows_while_it_is_sent_the_beginning_is_sent(project: Pat
 
 
 def test_the_output_of_slurm_jobs_is_not_sent(project: Path) -> None:
-    for name in ("slurm-17.out", "slurm-17_3.out", "slurm-notes.out"):
+    for name in ("slurm-17.out", "slurm-17_3.out", "slurm-notes.out", "ddp-orch-doctor-20261125-234810.tar.gz"):
         put(project / name)
     assert paths(take(project / "train.py")) == ["slurm-notes.out", "train.py"]
 

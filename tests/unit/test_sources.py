@@ -358,6 +358,13 @@ def test_a_source_that_does_not_exist_is_refused(source: str, tmp_path: Path) ->
         read_source(source, tmp_path, {"DDP_ORCH_SSH_CONFIG": str(tmp_path / "config")})
 
 
+def test_a_file_that_is_given_as_a_source_is_named_with_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "machines").write_text("a\n")
+    with pytest.raises(InventoryError) as refused:
+        read_source("@machines", tmp_path, {})
+    assert "@hostfile:machines" in str(refused.value) and "./@machines" not in str(refused.value)
+
+
 def test_problems_of_a_file_name_it_with_the_line(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a\nb slot=8\n" + "c x y\n" * 30)
     with pytest.raises(InventoryError) as refused:

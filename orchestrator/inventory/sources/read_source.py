@@ -29,6 +29,9 @@ def read_source(source: str, folder: Path, variables: Mapping[str, str]) -> tupl
     kind, colon, argument = source.removeprefix(MARK).partition(":")
     if kind not in (*WITHOUT_ARGUMENT, *WITH_ARGUMENT):
         names = [*WITHOUT_ARGUMENT, *WITH_ARGUMENT]
+        name = source.removeprefix(MARK)
+        if (folder / name).is_file():  # `init --from machines`
+            raise InventoryError(f"{source}: unknown source of hosts. For a hostfile, write {MARK}hostfile:{name}")
         raise InventoryError(f"{source}: unknown source of hosts; {nearest(kind, names)}. For a file, write ./{source}")
     if kind in WITHOUT_ARGUMENT and colon:
         raise InventoryError(f"{source}: {MARK}{kind} takes no argument")

@@ -1,0 +1,73 @@
+"""Put together the runs that wait for their turn (`up --queue`) from the tickets on the hosts. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..answers.queued import WaitingRun
+from ..inventory.run_ids import SUFFIX
+from ..output.console import fold
+from ..output.terminal import one_line
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """A run of `up --queue` that has not started."""
+
+    run_id: str
+    name: str
+    by: str
+    hosts: tuple[str, ...]
+    """On which it waits."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same keys as those of a run."""
+        unknown = {
+            "role": None,
+            "node_rank": None,
+            "witness": False,
+            "state": "queued",
+            "exit_code": None,
+            "signal": None,
+            "pid": None,
+        }
+        nodes = [{"host": host, **unknown} for host in self.hosts]
+        known = {"run_id": self.run_id, "name": self.name, "state": "queued"}
+        return {**known, "attempt": 0, "started_at": None, "nodes": nodes}
+
+
+def find(queued: Sequence[QueuedRun], run: str) -> QueuedRun | None:
+    """The waiting run with this name or id, or the only one with this start or end of an id."""
+    exact = [known for known in queued if run in (known.run_id, known.name)]
+    parts = [
+        known for known in queued if known.run_id.startswith(run) or (len(run) >= SUFFIX and known.run_id.endswith(run))
+    ]
+    return exact[-1] if exact else parts[0] if len(parts) == 1 else None
+
+
+def describe(run: QueuedRun) -> str:
+    """Why a command about this run can do nothing yet."""
+    named = f"run {run.run_id}" + (f" ({one_line(run.name)})" if run.name != run.run_id else "")
+    return (
+        f"{named} is queued on {fold(run.hosts)} and has not started. "
+        f"To take it out of the queue, press Ctrl-C in the `up --queue` of {one_line(run.by)}"
+    )
+
+
+def gather(by_host: Mapping[str, Sequence[WaitingRun]], started: frozenset[str]) -> tuple[QueuedRun, ...]:
+    """The waiting runs, the next one first.
+
+    `by_host`: the tickets of each host; `started`: ids of runs that have a record, and so wait no more.
+    """
+    tickets: dict[tuple[int, str], list[tuple[str, WaitingRun]]] = {}
+    for host, waiting in by_host.items():
+        for ticket in waiting:
+            if ticket.run_id not in started:
+                tickets.setdefault((ticket.number, ticket.run_id), []).append((host, ticket))
+    runs: dict[str, QueuedRun] = {}
+    for (_, run_id), listed in sorted(tickets.items()):  # with two numbers while the hosts agree on one
+        hosts = (*(runs[run_id].hosts if run_id in runs else ()), *(host for host, _ in listed))
+        runs[run_id] = QueuedRun(run_id, listed[0][1].name, listed[0][1].by, hosts)
+    return tuple(runs.values())

@@ -1,0 +1,62 @@
+"""What the listing of runs says of hosts that were drained, and of runs that wait in a queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_relay import part_of
+
+from orchestrator.answers.queued import WaitingRun
+from orchestrator.errors import UnreachableError, UsageError
+from orchestrator.runs import queued_runs, registry
+from orchestrator.runs.registry import Listing, Run
+
+RUN_ID = "20260101-120000-0001"
+STARTED = "2026-01-01T12:00:00.000000Z"
+QUEUED_ID = "20260101-130000-0002"
+STOPPED = {"state": "stopped", "verdict": {"state": "stopped", "first_failure": None, "stopped_by": "ann@laptop"}}
+
+
+def of_two(of_run: str = "running", **second: Any) -> Run:
+    known = {"state": of_run, "hosts": ["a", "b"], "nprocs": [1, 1], "team": 2, "ranks": 2}
+    idle = {"node": 1, "host": "b", "node_rank": None, "first_rank": None}
+    parts = {"a": part_of(**known), "b": part_of(**{**known, **idle, **second})}
+    return Run(RUN_ID, "exp", of_run, 2, STARTED, parts)
+
+
+@pytest.mark.parametrize("state", ["running", "succeeded"])
+def test_a_drained_host_is_no_spare_of_the_run(state: str) -> None:
+    run = of_two(state, **STOPPED)
+    assert list(run.left) == ["b"]
+    assert [node["role"] for node in run.as_dict()["nodes"]] == ["head", "left"]
+
+
+@pytest.mark.parametrize("state", ["running", "stopped"])
+def test_hosts_that_were_not_drained_have_not_left(state: str) -> None:
+    second = {} if state == "running" else STOPPED
+    run = of_two(state, **second)
+    assert not run.left
+    assert [node["role"] for node in run.as_dict()["nodes"]] == ["head", "spare"]
+
+
+def waiting(failed: dict[str, Any] | None = None) -> Listing:
+    ticket = WaitingRun(QUEUED_ID, "next", "ann@laptop", 3)
+    queued = queued_runs.gather({"a": [ticket], "b": [ticket]}, frozenset())
+    return Listing((of_two(),), failed or {}, frozenset({"a", "b"}), queued=queued)
+
+
+@pytest.mark.parametrize("name", ["next", QUEUED_ID, "20260101-13", "0-0002"])
+def test_a_run_that_waits_in_the_queue_is_not_called_unknown(name: str) -> None:
+    with pytest.raises(UsageError) as error:
+        registry.choose(waiting(), name, "inventory.yaml")
+    assert {"queued", QUEUED_ID, "ann@laptop", "a,b"} <= set(str(error.value).replace("(", " ").split())
+    assert "pruned" not in str(error.value)
+
+
+def test_other_names_are_unknown_though_a_run_waits() -> None:
+    with pytest.raises(UsageError) as error:
+        registry.choose(waiting(), "other", "inventory.yaml")
+    assert QUEUED_ID not in str(error.value)
+    with pytest.raises(UnreachableError):
+        registry.choose(waiting({"c": UnreachableError("c: silent")}), "other", "inventory.yaml")
