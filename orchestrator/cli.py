@@ -121,7 +121,7 @@ def check(inventory: str | None, quick: bool, deep: bool, hosts: str | None, as_
     sys.exit(check_command.check(inventory, hosts, "quick" if quick else "deep" if deep else "usual", as_json))
 
 
-@cli.command(short_help="install torch or copy the image to hosts that lack it, without root")
+@cli.command(short_help="install torch or copy the image to hosts that lack it")
 @inventory
 @click.option("--torch", metavar="VERSION", help="Version to install. Default: the version on the head, or the newest.")
 @click.option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -135,8 +135,30 @@ class CommandWithArgs(Command):
         return rest
 
 
+SECTIONS: Mapping[str, Sequence[str]] = {
+    "Prepare": ("init", "trust", "check", "setup", "config", "notify", "demo"),
+    "Start": ("up",),
+    "Watch": (
+        *("ps", "logs", "wait", "top", "events", "attach", "describe", "shell", "port-forward"),
+        *("report", "diagnose", "doctor"),
+    ),
+    "Change and stop": ("snapshot", "restart", "signal", "drain", "add", "revive", "kill"),
+    "Outputs": ("fetch", "prune"),
+    "Hosts": ("exec", "gpus", "bench"),
+    "Other": ("completion", "help", "version"),
+}  # of the help, in the order of README's table
+
+
 class Program(click.Group):
     command_class = Command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(len(name) for names in SECTIONS.values() for name in names)
+        for section, names in SECTIONS.items():
+            limit = formatter.width - 6 - width
+            rows = [(name.ljust(width), self.commands[name].get_short_help_str(limit)) for name in names]
+            with formatter.section(section):
+                formatter.write_dl(rows)
 
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
         context.meta[hints.ARGV] = tuple(argv)

@@ -20,6 +20,7 @@ import pytest
 from orchestrator import errors
 from orchestrator.cli import cli
 from orchestrator.commands import manual
+from orchestrator.commands.options import SECTIONS
 from orchestrator.diagnosis import causes
 from orchestrator.errors import OrchError
 
@@ -56,6 +57,22 @@ def test_the_table_of_causes_is_the_one_that_the_knowledge_makes() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("groff"), reason="no groff")
+def test_the_help_groups_all_commands_as_the_readme_does() -> None:
+    shown = [name for names in SECTIONS.values() for name in names]
+    assert sorted(shown) == sorted(name for name, command in cli.commands.items() if not command.hidden)
+    sections: dict[str, dict[str, None]] = {}
+    for heading, name in re.findall(
+        r"^\| (?:\*\*(.+)\*\*|`ddp-orch ([a-z-]+))", (ROOT / "README.md").read_text(), re.M
+    ):
+        if heading:
+            sections[heading] = {}
+        else:
+            sections[list(sections)[-1]].setdefault(name)
+    assert {heading: tuple(names) for heading, names in sections.items()} == {
+        heading: names for heading, names in SECTIONS.items() if heading != "Other"
+    }
+
+
 def test_groff_has_no_complaint_about_the_manual_page() -> None:
     done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", MAN], capture_output=True, text=True, check=True)
     assert not done.stderr and done.stdout
