@@ -206,7 +206,10 @@ class Watched:
             {"name": host.name, "address": host.address, "spare": number >= RANKS}
             for number, host in enumerate(lab.hosts)
         ]
-        run = {"max_restarts": 3, "grace": 5, "resume": self.program.resume, "launcher": "torchrun"}
+        threads = {"OMP_NUM_THREADS": "1"}  # the hosts share the cores: threads that wait for each other hold up a step
+        run = {
+            "max_restarts": 3, "grace": 5, "resume": self.program.resume, "launcher": "torchrun", "env": threads,
+        }  # fmt: skip
         self.inventory = lab.inventory(hosts=hosts, run=run)
         self.seen: dict[int, float] = {}
         self.run_id = driver.start(lab, self.inventory, "--", *self.program.command)
