@@ -8,7 +8,7 @@ hello      the first frame, and `clock`
 facts      `probe`
 network    `listen` and `dial`
 images     `find_image`, `offer_image` and `take_image`
-queued     `queue` and `leave_queue`
+queued     `queue`, `leave_queue` and `cancel_queued`
 prepare    `prepare`, `start`, `abort` and `notify`
 runs       `list`
 attach     `attach`

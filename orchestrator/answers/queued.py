@@ -38,11 +38,14 @@ class Turn:
     """Waiting runs with a lower number that use the same GPUs or the same name, the next one first."""
     running: tuple[OtherRun, ...]
     """Running runs that do."""
+    cancelled_by: str | None = None
+    """Who has taken the run out of the queue: user@machine."""
 
     @property
     def free(self) -> bool:
-        return not self.ahead and not self.running
+        return not self.ahead and not self.running and self.cancelled_by is None
 
 
 QUEUE = Operation("queue", Turn)
+CANCEL_QUEUED = Operation("cancel_queued", Nothing)
 LEAVE_QUEUE = Operation("leave_queue", Nothing)

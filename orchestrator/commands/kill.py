@@ -13,8 +13,9 @@ from ..inventory.hostnames import nearest
 from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold, number_of
 from ..output.terminal import one_line
-from ..runs import ending, registry
+from ..runs import ending, queueing, registry
 from ..runs.ending import KillProof, KillTargets
+from ..runs.queued_runs import QueuedRun
 from ..runs.registry import Listing, Run
 from ..ssh.pipe import ConnectFailure
 from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_doubts, warn_of_unasked_hosts, whoami
@@ -85,6 +86,9 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
     """
     search = registry.Search(fleet, options.inventory.machines, members=True)
     listing = first = search.wait(lambda _: True)
+    cancelled: set[str] = set()
+    if options.everything and first.queued:  # else they start when what runs has ended
+        cancelled |= _cancel_queued(first.queued, options, fleet, console)
     early_runs: Sequence[Run] = []
     works = []
     if first.late:
@@ -95,6 +99,11 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
             early_runs = [run for run in _runs_to_stop_now(options, first) if not run.disputed]
             works.append(_begin(options, first.answered, _targets(options, early_runs), fleet))
         listing = search.wait()
+    if queued := _queued(options, listing):
+        cancelled |= _cancel_queued(queued, options, fleet, console)
+        listing = registry.Search(fleet, options.inventory.machines, members=True).wait(lambda _: True)
+        if options.run_name is not None and queued[0].run_id not in {run.run_id for run in listing.runs}:
+            return KillProof(queued[0].run_id, [], listing.missing, sorted(cancelled)), listing, []
     warn_of_doubts(listing, console)
     runs = _runs_to_stop_now(options, listing) if listing.late else _runs_to_stop(options, listing, console)
     for run in runs:
@@ -113,7 +122,27 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
     works.append(_begin(options, pending_hosts, _targets(options, runs), fleet))
     result = ending.collect_proof([run.run_id for run in runs], [work.wait() for work in works])
     # a host that failed to list its runs counts as failed, even if it answers now: its runs were not stopped
-    return replace(result, failed={**listing.missing, **result.failed}), listing, runs
+    failed = {**listing.missing, **result.failed}
+    return replace(result, failed=failed, left_queue=sorted(cancelled)), listing, runs
+
+
+def _queued(options: KillOptions, listing: Listing) -> Sequence[QueuedRun]:
+    """The runs that are to leave the queue of `up --queue`."""
+    if options.everything:
+        return listing.queued
+    found = options.run_name and registry.find_queued(listing, options.run_name)
+    return [found] if found else []
+
+
+def _cancel_queued(runs: Sequence[QueuedRun], options: KillOptions, fleet: Fleet, console: Console) -> set[str]:
+    """Returns the ids of the runs that have left the queue."""
+    left = queueing.cancel(runs, options.inventory.machines, fleet, whoami())
+    for run in runs:
+        if run in left:
+            console.warning(f"{run.run_id} leaves the queue as soon as its `up --queue` of {one_line(run.by)} answers")
+        else:
+            console.note(f"{run.run_id} has left the queue")
+    return {run.run_id for run in runs} - {run.run_id for run in left}
 
 
 def _begin(
@@ -242,5 +271,5 @@ def _print_result(result: KillProof, runs: Sequence[Run], inventory: str, consol
             console.note(f"stopped {run_ids or 'leftovers'}: {processes}{where}{proof}")
         else:
             console.note(f"run {run_ids} had already ended ({runs[0].state}); no process of it was left")
-    elif not result.remaining and not result.failed:
+    elif not (result.remaining or result.failed or result.left_queue):
         console.note("nothing to stop")

@@ -28,6 +28,8 @@ class KillProof:
     """(host, answer); a host has an answer to each request."""
     failed: Mapping[str, OrchError]
     """Hosts that did not answer."""
+    left_queue: Sequence[str] = ()
+    """The ids of runs that waited for their turn."""
 
     @property
     def killed(self) -> list[tuple[str, ends.Killed]]:
@@ -74,6 +76,7 @@ class KillProof:
             "remaining": [dict(zip(("host", "pid", "owner", "why"), row, strict=True)) for row in remaining],
             "unreachable": sorted(self.failed),
             **({"containers_removed": containers} if containers else {}),
+            **({"left_queue": list(self.left_queue)} if self.left_queue else {}),
         }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..answers.queued import WaitingRun
+from ..inventory.advice import command
 from ..inventory.run_ids import SUFFIX
 from ..output.console import fold
 from ..output.terminal import one_line
@@ -47,12 +48,13 @@ def find(queued: Sequence[QueuedRun], run: str) -> QueuedRun | None:
     return exact[-1] if exact else parts[0] if len(parts) == 1 else None
 
 
-def describe(run: QueuedRun) -> str:
+def describe(run: QueuedRun, inventory: str) -> str:
     """Why a command about this run can do nothing yet."""
     named = f"run {run.run_id}" + (f" ({one_line(run.name)})" if run.name != run.run_id else "")
+    kill = command("kill", run.run_id, inventory=inventory)
     return (
-        f"{named} is queued on {fold(run.hosts)} and has not started. "
-        f"To take it out of the queue, press Ctrl-C in the `up --queue` of {one_line(run.by)}"
+        f"{named} is queued on {fold(run.hosts)} by {one_line(run.by)} and has not started. "
+        f"To take it out of the queue: {kill}"
     )
 
 

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..answers.queued import LEAVE_QUEUE, QUEUE, Turn
-from ..errors import HeldError, OrchError
+from ..answers.queued import CANCEL_QUEUED, LEAVE_QUEUE, QUEUE, Turn
+from ..answers.runs import LIST
+from ..errors import HeldError, Interrupted, OrchError
 from ..hosts.fleet import Fleet, Results, combine, fold_failures
+from ..hosts.session import Session
 from ..inventory.model import Host
 from ..output.console import fold, number_of
 from ..output.terminal import one_line
@@ -23,8 +25,10 @@ from . import examination, launch
 from . import probe as preflight
 from .launch import HELD_CODES, LaunchContext
 from .probe import Probed
+from .queued_runs import QueuedRun
 
 LOOK_INTERVAL = 2.0  # s between two looks at the queues of the hosts
+CANCEL_WINDOW = 20.0  # s for the controller of a cancelled run to look again: longer than RETRY_INTERVAL
 RETRY_INTERVAL = 10.0  # s until the next try, if something else than a queued run holds what the run needs
 
 
@@ -91,7 +95,8 @@ def launch_in_turn(
 ) -> Plan:
     """As `launch.launch`, on the hosts that the plan's inventory leaves to choose, or all. `wait`: queue for them.
 
-    Raises HeldError if they are in use, unless `wait`; other errors as `launch`.
+    Raises HeldError if they are in use, unless `wait`, and Interrupted if `cancel` was called; other errors as
+    `launch`.
     """
     context.timing.begin()
     probed = examination.examine(plan, snapshot, fleet, context.timing)
@@ -107,6 +112,9 @@ def launch_in_turn(
     fresh: Results[Probed] | None = probed
     while True:
         turns = queue.ask(hosts)
+        if cancelled_by := next((turn.cancelled_by for turn in turns.done.values() if turn.cancelled_by), ""):
+            queue.leave(hosts)
+            raise Interrupted(f"{one_line(cancelled_by)} took the run out of the queue; nothing was started")
         try:
             resolved = choice.launch([host.name for host in hosts if _is_free(turns, host)], fresh)
         except HeldError as error:
@@ -126,6 +134,29 @@ def launch_in_turn(
             note(message)
         reported = message
         time.sleep(pause)
+
+
+def cancel(runs: Sequence[QueuedRun], hosts: Sequence[Host], fleet: Fleet, by: str) -> tuple[QueuedRun, ...]:
+    """Have the controllers of queued runs give their tickets back, and wait for it. Returns those that have not yet.
+
+    A controller that was starting its run meanwhile gives its ticket back as well, so look for the run afterwards.
+    """
+
+    def ask(host: Host, session: Session) -> None:
+        for run in runs:
+            if host.name in run.hosts:
+                session.request(CANCEL_QUEUED, {"run_id": run.run_id, "by": by})
+
+    with_tickets = [host for host in hosts if any(host.name in run.hosts for run in runs)]
+    fleet.each(with_tickets, ask)
+    ids = {run.run_id for run in runs}
+    deadline = time.monotonic() + CANCEL_WINDOW
+    while True:
+        listed = fleet.each(with_tickets, lambda _, session: session.request(LIST, {"members": False}))
+        left = {ticket.run_id for answer in listed.done.values() for ticket in answer.queued} & ids
+        if not left or time.monotonic() > deadline:
+            return tuple(run for run in runs if run.run_id in left)
+        time.sleep(LOOK_INTERVAL / 4)
 
 
 def _is_free(turns: Results[Turn], host: Host) -> bool:

@@ -319,14 +319,9 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
         return runs[-1]
     if not run:
         raise UsageError("RUN is empty; give an id, a name or the beginning of an id, or omit RUN for the newest run")
-    exact = [known for known in runs if run in (known.run_id, known.name)]
-    if exact:
-        return exact[-1]
-    matches = [known for known in runs if known.run_id.startswith(run)]
-    if not matches and len(run) >= SUFFIX:
-        matches = [known for known in runs if known.run_id.endswith(run)]
+    matches = _matches(runs, run)
     if not matches and (queued := queued_runs.find(listing.queued, run)):
-        raise UsageError(queued_runs.describe(queued))
+        raise UsageError(queued_runs.describe(queued, inventory))
     if not matches:
         ps = f"`{command('ps', '--all', inventory=inventory)}`"
         newest = f"; the newest is {runs[-1].run_id}" if runs else ""
@@ -335,6 +330,19 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
         ids = ", ".join(known.run_id for known in matches)
         raise UsageError(f"{run!r} matches several runs: {ids}; give more characters")
     return matches[0]
+
+
+def find_queued(listing: Listing, run: str) -> queued_runs.QueuedRun | None:
+    """The run of `up --queue` that `run` means. None if it means one that has started."""
+    return None if _matches(listing.runs, run) else queued_runs.find(listing.queued, run)
+
+
+def _matches(runs: Sequence[Run], run: str) -> Sequence[Run]:
+    """The newest run with this id or name; else all whose id begins with it, or else ends with it."""
+    exact = [known for known in runs if run in (known.run_id, known.name)]
+    begin = [known for known in runs if known.run_id.startswith(run)]
+    end = [known for known in runs if len(run) >= SUFFIX and known.run_id.endswith(run)]
+    return exact[-1:] or begin or end
 
 
 def _advise(run: str, runs: Sequence[Run]) -> str:

@@ -103,6 +103,23 @@ def test_a_run_whose_controller_is_gone_leaves_the_queue(lab3: Lab, inventory: P
     assert_clean(lab3)
 
 
+@pytest.mark.timeout(300)
+def test_kill_takes_runs_out_of_the_queue(lab3: Lab, inventory: Path) -> None:
+    begin(lab3, inventory, "first", "node-0")
+    waiting = [Queued(lab3, inventory, name, "node-[0-1]") for name in ("second", "third")]
+    for each in waiting:
+        each.wait_for("queued: waiting for run ")
+    killed = json.loads(ok(orch(lab3, "kill", "second", "-i", inventory, "--json")).stdout)
+    assert (killed["left_queue"], killed["killed"]) == ([killed["run_id"]], [])
+    assert waiting[0].process.wait(10) == 130 and "took the run out of the queue" in waiting[0].errors.read_text()
+    assert [run["state"] for run in runs(lab3, inventory).values()] == ["running", "queued"]
+    everything = json.loads(ok(orch(lab3, "kill", "--all", "-i", inventory, "--json")).stdout)
+    assert len(everything["left_queue"]) == 1 and everything["killed"]
+    assert waiting[1].process.wait(10) == 130
+    assert [run["state"] for run in runs(lab3, inventory).values()] == ["killed"]
+    assert_clean(lab3)
+
+
 @pytest.mark.timeout(200)
 def test_a_mistake_is_reported_at_once_and_not_after_the_wait(lab3: Lab, inventory: Path) -> None:
     begin(lab3, inventory, "first", "node-0")

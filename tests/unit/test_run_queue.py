@@ -70,6 +70,20 @@ def finish(controller: Controller) -> None:
         pass
 
 
+def test_a_run_that_is_taken_out_of_the_queue_is_in_nobodys_way(folder: Path) -> None:
+    first, second = (Controller(number, {"a": [0]}, folder) for number in (1, 2))
+    finish(first)
+    assert second.ask("a", None)["ahead"]
+    run_queue.cancel({"run_id": first.run_id, "by": "bob@desk"})
+    assert first.ask("a", 1)["cancelled_by"] == "bob@desk"
+    assert not second.ask("a", 2)["ahead"]
+    assert [each["run_id"] for each in run_queue.waiting()] == [first.run_id, second.run_id]
+    first.leave()
+    assert [each["run_id"] for each in run_queue.waiting()] == [second.run_id]
+    run_queue.cancel({"run_id": first.run_id, "by": "bob@desk"})  # it has left already
+    assert len(run_queue.waiting()) == 1
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_every_order_of_requests_lets_all_runs_start_one_after_the_other(folder: Path, seed: int) -> None:
     """Without one order, the first run waits on host b for the second one, which waits for the first one on host a."""

@@ -87,6 +87,7 @@ class Relay:
             "take_image": self._take_image,
             "shell": self._shell,
             "queue": self._queue,
+            "cancel_queued": self._cancel_queued,
             "leave_queue": self._leave_queue,
             "prune": self._prune,
         }
@@ -258,6 +259,11 @@ class Relay:
         from . import run_queue
 
         return run_queue.queue(arguments, self._tickets)
+
+    def _cancel_queued(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
+        from . import run_queue
+
+        return run_queue.cancel(arguments)
 
     def _leave_queue(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import run_queue

@@ -27,6 +27,9 @@ def queue(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
     """
     folder = state.folder("queue")
     with _alone(folder):
+        cancelled_by = (state.read(_path(folder, arguments["run_id"])) or {}).get("cancelled_by")
+        if cancelled_by is not None:
+            return {"number": None, "ahead": [], "running": [], "cancelled_by": str(cancelled_by)}
         tickets = [ticket for ticket in _tickets(folder) if ticket["run_id"] != arguments["run_id"]]
         number = _join(folder, arguments, held) if arguments["join"] else None
     key = (number, arguments["run_id"])
@@ -52,7 +55,23 @@ def waiting() -> List[Dict[str, Any]]:
     paths = [os.path.join(folder, name) for name in os.listdir(folder) if name not in (MUTEX, LAST)]
     tickets = [state.read(path) for path in paths if state.is_locked(path)]
     whole = [ticket for ticket in tickets if ticket is not None and _is_whole(ticket)]
-    return [{name: ticket[name] for name in ("run_id", "name", "by", "number")} for ticket in sorted(whole, key=_key)]
+    names = ("run_id", "name", "by", "number")
+    return [{name: ticket[name] for name in names} for ticket in sorted(whole, key=_key)]
+
+
+def cancel(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Have the controller of a ticket give it back when it asks next. `arguments`: run_id; by: who wants that."""
+    folder = state.folder("queue")
+    path = _path(folder, arguments["run_id"])
+    with _alone(folder):
+        ticket = state.read(path) if state.is_locked(path) else None
+        if ticket is not None:
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                _rewrite(handle, dict(ticket, cancelled_by=arguments["by"]))
+            finally:
+                os.close(handle)
+    return {}
 
 
 def leave(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
@@ -115,7 +134,7 @@ def _tickets(folder: str) -> List[Dict[str, Any]]:
             continue
         ticket = state.read(path)
         if ticket is not None and state.is_locked(path) and _is_whole(ticket):
-            tickets.append(ticket)
+            tickets += [ticket] if ticket.get("cancelled_by") is None else []
         elif not state.is_locked(path):
             _remove(path)  # also a half-written file of a relay that was killed
     return tickets
