@@ -46,7 +46,8 @@ from .options import (
 def kill(run: str | None, inventory: str | None, hosts: str | None, **options: Any) -> None:
     """Stop RUN, and verify that no process of it is left.
 
-    Without RUN, stop the newest unfinished run, and clean up the processes that finished runs have left over.
+    A run that is still queued leaves the queue. Without RUN, stop the newest unfinished run, and clean up the
+    processes that finished runs have left over.
 
     If a host does not answer, `kill RUN` with the full id of a run stops the run on the other hosts at once. Without
     RUN, kill waits for the host, because it may have a newer run.
