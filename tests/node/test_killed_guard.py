@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import signal
 import threading
 from pathlib import Path
@@ -46,6 +48,17 @@ def kill_guard_unnoticed(run: Run) -> processes.Process:
     return recorder
 
 
+def is_connected(process: processes.Process | None) -> bool:
+    """Whether it has a TCP connection."""
+    if process is None:
+        return False
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = {f"socket:[{row[9]}]" for row in rows if row[3] == "01"}
+    with contextlib.suppress(FileNotFoundError):
+        return any(os.readlink(fd) in established for fd in Path(f"/proc/{process.pid}/fd").iterdir())
+    return False
+
+
 @pytest.mark.parametrize("torchrun", [False, True])
 @pytest.mark.parametrize("node", [0, 1])
 def test_the_run_starts_again_and_no_output_is_lost(tmp_path: Path, node: int, torchrun: bool) -> None:
@@ -73,6 +86,7 @@ def test_a_spare_whose_guard_is_killed_stays_a_spare(tmp_path: Path) -> None:
         run.wait_for("ready", "1.0.out")
         wait_until(lambda: (run.record("state.json", 1) or {})["committed"], 10.0, "the spare waits")
         kill_guard(run, 1)
+        wait_until(lambda: is_connected(run.recorder(1)), 20.0, "its new recorder has a connection to the head")
         (tmp_path / "go").touch()
         records = run.wait_over()
         assert [record["verdict"]["state"] for record in records] == ["succeeded", "succeeded"]
