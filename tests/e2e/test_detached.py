@@ -73,7 +73,7 @@ def test_a_killed_controller_and_cut_sessions_lose_no_line(lab2: Lab, after: int
 
 def test_logs_f_goes_on_by_itself_when_its_sessions_are_cut(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
-    start(lab2, inventory, "--", script(lab2, COUNTER), "200", "0.02")
+    start(lab2, inventory, "--", script(lab2, COUNTER), "200", "0.1")
     follow = lab2.popen(
         ["ddp-orch", "logs", "-f", "--json", "-i", str(inventory)],
         stdout=subprocess.PIPE,
@@ -84,7 +84,7 @@ def test_logs_f_goes_on_by_itself_when_its_sessions_are_cut(lab2: Lab) -> None:
     lines = []
     for text in follow.stdout:
         lines.append(json.loads(text))
-        if len(lines) in (30, 150):
+        if len(lines) in (30, 300):
             for host in lab2.hosts:
                 host.sshd_kill_sessions()
     assert follow.wait() == 0

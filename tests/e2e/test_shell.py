@@ -83,7 +83,7 @@ def test_a_shell_has_a_terminal_the_environment_and_the_size_of_the_window(lab2:
         user.type("echo $COLOUR in $(basename $PWD) on $HOSTNAME; stty size\r")
         user.sees(r"deep blue in code on node-1\r\n31 101\r")
         user.resize(40, 132)
-        user.type("stty size\r")
+        user.type("until stty size | grep '40 1''32'; do sleep 0.1; done\r")  # what is typed may overtake the signal
         user.sees(r"40 132\r")
         user.type("echo $((40 + 2)); sleep 200\r")
         user.sees(r"42\r")  # at its prompt, the shell would take Ctrl-C
