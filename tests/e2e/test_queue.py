@@ -111,7 +111,7 @@ def test_kill_takes_runs_out_of_the_queue(lab3: Lab, inventory: Path) -> None:
         each.wait_for("queued: waiting for run ")
     killed = json.loads(ok(orch(lab3, "kill", "second", "-i", inventory, "--json")).stdout)
     assert (killed["left_queue"], killed["killed"]) == ([killed["run_id"]], [])
-    assert waiting[0].process.wait(10) == 130 and "out of the queue" in waiting[0].errors.read_text()
+    assert waiting[0].process.wait(10) == 130 and "nothing was started" in waiting[0].errors.read_text()
     assert [run["state"] for run in runs(lab3, inventory).values()] == ["running", "queued"]
     everything = json.loads(ok(orch(lab3, "kill", "--all", "-i", inventory, "--json")).stdout)
     assert len(everything["left_queue"]) == 1 and everything["killed"]
