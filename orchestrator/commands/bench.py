@@ -173,15 +173,9 @@ def _measure(path: str, names: list[str], args: tuple[str, ...], console: Consol
     options = up.UpOptions(
         inventory=path,
         script=(),
-        detach=False,
-        dry_run=False,
         as_json=True,
-        name=None,
-        skip_check=False,
         hosts=",".join(names),
         wait=True,
-        debug=False,
-        env=(),
         show_outputs=False,
         trainer_args=args,
     )

@@ -45,19 +45,19 @@ class UpOptions:
 
     inventory: str | None
     script: tuple[str, ...]
-    detach: bool
-    dry_run: bool
-    as_json: bool
-    name: str | None
-    skip_check: bool
-    hosts: str | None
-    wait: bool
+    detach: bool = False
+    dry_run: bool = False
+    as_json: bool = False
+    name: str | None = None
+    skip_check: bool = False
+    hosts: str | None = None
+    wait: bool = False
     queue: bool = False
     watch: bool = False
-    debug: bool
+    debug: bool = False
     timing: bool = False
     requeue: bool = False
-    env: tuple[str, ...]
+    env: tuple[str, ...] = ()
     env_file: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()  # KEY=VALUE, of the inventory
     show_outputs: bool = True  # how to fetch what the run has written

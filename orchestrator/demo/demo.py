@@ -143,15 +143,6 @@ def _up(inventory: Path) -> up.UpOptions:
     return up.UpOptions(
         inventory=str(inventory),
         script=(),
-        detach=False,
-        dry_run=False,
-        as_json=False,
-        name=None,
-        skip_check=False,
-        hosts=None,
-        wait=False,
-        debug=False,
-        env=(),
         show_outputs=False,  # the hosts will be gone
     )
 

@@ -56,15 +56,6 @@ def test_the_command_of_a_report_names_the_inventory_from_the_folder_of_the_star
     options = UpOptions(
         inventory=None,
         script=("train.py",),
-        detach=False,
-        dry_run=False,
-        as_json=False,
-        name=None,
-        skip_check=False,
-        hosts=None,
-        wait=False,
-        debug=False,
-        env=(),
     )
 
     def start_command(inventory: str) -> str:
@@ -128,8 +119,7 @@ def test_a_run_is_called_by_its_name_unless_that_means_another(here: Path) -> No
 
 def test_the_same_again_without_some_hosts_or_with_a_name(here: Path) -> None:
     def again(hosts: str | None = None, script: tuple[str, ...] = (), env: tuple[str, ...] = (), **more: object) -> str:
-        flags = dict.fromkeys(("detach", "dry_run", "as_json", "skip_check", "wait", "debug"), False)
-        up = UpOptions(inventory=None, script=script, name=None, hosts=hosts, env=env, **flags)  # type: ignore[arg-type]
+        up = UpOptions(inventory=None, script=script, hosts=hosts, env=env)
         return up.command("my big.yaml", **more)  # type: ignore[arg-type]
 
     script = ("train.py", "--note", "two words")

@@ -16,16 +16,7 @@ from orchestrator.commands.up import UpOptions
 UP = UpOptions(
     inventory="i.yaml",
     script=("train.py",),
-    detach=False,
-    dry_run=False,
-    as_json=False,
-    name=None,
-    skip_check=False,
-    hosts=None,
-    wait=False,
     watch=True,
-    debug=False,
-    env=(),
 )
 
 
