@@ -72,6 +72,9 @@ def kill(
         kill_all = options.command("--all")
         verb = "run {} is" if len(still_running) == 1 else "runs {} are"
         console.note(f"{verb.format(', '.join(still_running))} still running. To stop all of your runs: {kill_all}")
+    if listing.queued and options.stops_newest:
+        queued = ", ".join(run.run_id for run in listing.queued)
+        console.note(f"still queued, and may start now: {queued}. To stop all of your runs: {options.command('--all')}")
     if result.failed:
         retry = options.command(*([] if run_name is None else [run_name]))
         console.warning(f"could not verify {fold(result.failed)}. Once reachable, run: {retry}")

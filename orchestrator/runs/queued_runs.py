@@ -58,6 +58,12 @@ def describe(run: QueuedRun, inventory: str) -> str:
     )
 
 
+def still_waiting(runs: Sequence[QueuedRun], by_host: Mapping[str, Sequence[WaitingRun]]) -> tuple[QueuedRun, ...]:
+    """The runs of which a host has a ticket, and those of whose hosts none has answered."""
+    tickets = {ticket.run_id for waiting in by_host.values() for ticket in waiting}
+    return tuple(run for run in runs if run.run_id in tickets or not set(run.hosts) & set(by_host))
+
+
 def gather(by_host: Mapping[str, Sequence[WaitingRun]], started: frozenset[str]) -> tuple[QueuedRun, ...]:
     """The waiting runs, the next one first.
 

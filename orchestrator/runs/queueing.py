@@ -25,7 +25,7 @@ from . import examination, launch
 from . import probe as preflight
 from .launch import HELD_CODES, LaunchContext
 from .probe import Probed
-from .queued_runs import QueuedRun
+from .queued_runs import QueuedRun, still_waiting
 
 LOOK_INTERVAL = 2.0  # s between two looks at the queues of the hosts
 CANCEL_WINDOW = 20.0  # s for the controller of a cancelled run to look again: longer than RETRY_INTERVAL
@@ -149,13 +149,12 @@ def cancel(runs: Sequence[QueuedRun], hosts: Sequence[Host], fleet: Fleet, by: s
 
     with_tickets = [host for host in hosts if any(host.name in run.hosts for run in runs)]
     fleet.each(with_tickets, ask)
-    ids = {run.run_id for run in runs}
     deadline = time.monotonic() + CANCEL_WINDOW
     while True:
         listed = fleet.each(with_tickets, lambda _, session: session.request(LIST, {"members": False}))
-        left = {ticket.run_id for answer in listed.done.values() for ticket in answer.queued} & ids
+        left = still_waiting(runs, {host: answer.queued for host, answer in listed.done.items()})
         if not left or time.monotonic() > deadline:
-            return tuple(run for run in runs if run.run_id in left)
+            return left
         time.sleep(LOOK_INTERVAL / 4)
 
 

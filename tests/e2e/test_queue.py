@@ -113,6 +113,8 @@ def test_kill_takes_runs_out_of_the_queue(lab3: Lab, inventory: Path) -> None:
     assert (killed["left_queue"], killed["killed"]) == ([killed["run_id"]], [])
     assert waiting[0].process.wait(10) == 130 and "nothing was started" in waiting[0].errors.read_text()
     assert [run["state"] for run in runs(lab3, inventory).values()] == ["running", "queued"]
+    mistyped = orch(lab3, "kill", "thrid", "-i", inventory)
+    assert mistyped.returncode == 2 and not waiting[1].has_ended()
     everything = json.loads(ok(orch(lab3, "kill", "--all", "-i", inventory, "--json")).stdout)
     assert len(everything["left_queue"]) == 1 and everything["killed"]
     assert waiting[1].process.wait(10) == 130

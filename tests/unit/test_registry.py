@@ -60,3 +60,11 @@ def test_other_names_are_unknown_though_a_run_waits() -> None:
     assert QUEUED_ID not in str(error.value)
     with pytest.raises(UnreachableError):
         registry.choose(waiting({"c": UnreachableError("c: silent")}), "other", "inventory.yaml")
+
+
+def test_a_run_has_left_the_queue_only_if_one_of_its_hosts_says_so() -> None:
+    (run,) = waiting().queued
+    ticket = WaitingRun(QUEUED_ID, "next", "ann@laptop", 3)
+    assert queued_runs.still_waiting([run], {"a": [], "b": [ticket]}) == (run,)
+    assert queued_runs.still_waiting([run], {}) == (run,)
+    assert queued_runs.still_waiting([run], {"a": []}) == ()
