@@ -72,7 +72,7 @@ def kill(
         kill_all = options.command("--all")
         verb = "run {} is" if len(still_running) == 1 else "runs {} are"
         console.note(f"{verb.format(', '.join(still_running))} still running. To stop all of your runs: {kill_all}")
-    if listing.queued and options.stops_newest:
+    if listing.queued and (options.stops_newest or everything):
         queued = ", ".join(run.run_id for run in listing.queued)
         console.note(f"still queued, and may start now: {queued}. To stop all of your runs: {options.command('--all')}")
     if result.failed:
@@ -89,9 +89,13 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
     """
     search = registry.Search(fleet, options.inventory.machines, members=True)
     listing = first = search.wait(lambda _: True)
-    cancelled: set[str] = set()
-    if options.everything and first.queued:  # else they start when what runs has ended
-        cancelled |= _cancel_queued(first.queued, options, fleet, console)
+    cancelled: Sequence[str] = ()
+    if queued := _queued(options, first):  # before the others: it would be their turn when what runs has ended
+        cancelled = _cancel_queued(queued, options, fleet, console)
+        search = registry.Search(fleet, options.inventory.machines, members=True)
+        listing = first = search.wait(lambda _: True)  # with those that were starting meanwhile
+        if options.run_name is not None and queued[0].run_id not in {run.run_id for run in listing.runs}:
+            return KillProof(queued[0].run_id, [], listing.missing, cancelled), listing, []
     early_runs: Sequence[Run] = []
     works = []
     if first.late:
@@ -102,11 +106,6 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
             early_runs = [run for run in _runs_to_stop_now(options, first) if not run.disputed]
             works.append(_begin(options, first.answered, _targets(options, early_runs), fleet))
         listing = search.wait()
-    if queued := _queued(options, listing):
-        cancelled |= _cancel_queued(queued, options, fleet, console)
-        listing = registry.Search(fleet, options.inventory.machines, members=True).wait(lambda _: True)
-        if options.run_name is not None and queued[0].run_id not in {run.run_id for run in listing.runs}:
-            return KillProof(queued[0].run_id, [], listing.missing, sorted(cancelled)), listing, []
     warn_of_doubts(listing, console)
     runs = _runs_to_stop_now(options, listing) if listing.late else _runs_to_stop(options, listing, console)
     for run in runs:
@@ -126,7 +125,7 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
     result = ending.collect_proof([run.run_id for run in runs], [work.wait() for work in works])
     # a host that failed to list its runs counts as failed, even if it answers now: its runs were not stopped
     failed = {**listing.missing, **result.failed}
-    return replace(result, failed=failed, left_queue=sorted(cancelled)), listing, runs
+    return replace(result, failed=failed, left_queue=cancelled), listing, runs
 
 
 def _queued(options: KillOptions, listing: Listing) -> Sequence[QueuedRun]:
@@ -137,7 +136,7 @@ def _queued(options: KillOptions, listing: Listing) -> Sequence[QueuedRun]:
     return [found] if found else []
 
 
-def _cancel_queued(runs: Sequence[QueuedRun], options: KillOptions, fleet: Fleet, console: Console) -> set[str]:
+def _cancel_queued(runs: Sequence[QueuedRun], options: KillOptions, fleet: Fleet, console: Console) -> Sequence[str]:
     """Returns the ids of the runs that have left the queue."""
     left = queueing.cancel(runs, options.inventory.machines, fleet, whoami())
     for run in runs:
@@ -145,7 +144,7 @@ def _cancel_queued(runs: Sequence[QueuedRun], options: KillOptions, fleet: Fleet
             console.warning(f"{run.run_id} leaves the queue as soon as its `up --queue` of {one_line(run.by)} answers")
         else:
             console.note(f"{run.run_id} has left the queue")
-    return {run.run_id for run in runs} - {run.run_id for run in left}
+    return [run.run_id for run in runs if run not in left]
 
 
 def _begin(

@@ -325,7 +325,7 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
     if not matches:
         ps = f"`{command('ps', '--all', inventory=inventory)}`"
         newest = f"; the newest is {runs[-1].run_id}" if runs else ""
-        raise _missing(listing, f"no run {run!r} on these hosts{_advise(run, runs)}{newest}; {ps} lists them")
+        raise _missing(listing, f"no run {run!r} on these hosts{_advise(run, listing)}{newest}; {ps} lists them")
     if len(matches) > 1:
         ids = ", ".join(known.run_id for known in matches)
         raise UsageError(f"{run!r} matches several runs: {ids}; give more characters")
@@ -345,10 +345,11 @@ def _matches(runs: Sequence[Run], run: str) -> Sequence[Run]:
     return exact[-1:] or begin or end
 
 
-def _advise(run: str, runs: Sequence[Run]) -> str:
+def _advise(run: str, listing: Listing) -> str:
     if RUN_ID.fullmatch(run):  # a whole id is pasted, not mistyped
         return " (it may have been pruned; `fetch` can still download its outputs)"
-    names = [name for known in reversed(runs) for name in (known.name, known.run_id)]
+    names = [name for queued in listing.queued for name in (queued.name, queued.run_id)]
+    names += [name for known in reversed(listing.runs) for name in (known.name, known.run_id)]
     close = get_close_matches(run, names, 1)
     return f" (did you mean {close[0]}?)" if close else ""
 

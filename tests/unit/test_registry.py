@@ -58,6 +58,8 @@ def test_other_names_are_unknown_though_a_run_waits() -> None:
     with pytest.raises(UsageError) as error:
         registry.choose(waiting(), "other", "inventory.yaml")
     assert QUEUED_ID not in str(error.value)
+    with pytest.raises(UsageError, match="next"):
+        registry.choose(waiting(), "nxet", "inventory.yaml")
     with pytest.raises(UnreachableError):
         registry.choose(waiting({"c": UnreachableError("c: silent")}), "other", "inventory.yaml")
 
