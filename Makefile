@@ -10,7 +10,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --con
 
 help:
 	@echo 'make demo     train on two hosts on this machine over real SSH (about a minute)'
-	@echo 'make test     run the unit tests (about seven minutes); ARGS="tests/node -x" selects others'
+	@echo 'make test     run the unit tests (about five minutes); ARGS="tests/node -x" selects others'
 	@echo 'make test-all run all tests, as CI does (an hour or more)'
 	@echo 'make test-newest  run unit tests and logins with the newest versions that pyproject.toml allows'
 	@echo 'make chaos    inject faults into runs (two hours; needs root)'

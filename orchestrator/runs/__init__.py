@@ -12,6 +12,7 @@ deep         the all-reduce of `check --deep`; payload/ runs on the hosts
 desktop      shows a message on the desktop
 examination  asks all hosts for their facts, and sends the code
 queueing     waits for the turn of a run on its hosts, and chooses hosts
+queued_runs  puts together the runs that wait, from the tickets on the hosts
 launch       prepares all hosts, then starts the run
 timing       how long each phase of a launch takes
 rendezvous   chooses the address where the nodes meet
