@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.gang.gang_events import Order, StartRequested
+from orchestrator.node.gang.gang_events import End, Order, StartRequested, StopRequested
 from orchestrator.node.gang.gang_state import NodePhase
 from orchestrator.node.guard.permit import clock
 from orchestrator.node.link.contacts import Contact
@@ -70,7 +70,7 @@ class Recorder:
     def say(self, text: str) -> None:
         self.lines.append(text)
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: Order, until: float | None = None) -> None:
         """There is no guard."""
 
 
@@ -175,6 +175,24 @@ def test_a_node_speaks_for_itself_and_in_one_short_line(met: tuple[HeadLink, Lin
     assert len(first["what"]) == len(first["said"]) == 300
     (line,) = [line for line in head._recorder.lines if "failure" in line]  # type: ignore[attr-defined]
     assert len(line.splitlines()) == 1 and len(line) < 700
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_the_head_of_an_ended_run_waits_for_a_node_that_may_not_know_the_verdict(
+    met: tuple[HeadLink, Link], told: bool
+) -> None:
+    """Its guard may have been killed, and the next one would wait for a head that has gone."""
+    head, node = met
+    head._step(StopRequested("ann", 0.0, head._now()))
+    assert head._state.verdict is not None
+    if told:
+        say(head, node, {"told": True})
+    node.close()
+    (link,) = head.links()
+    assert select.select([link.fileno()], [], [], 10.0)[0]
+    head.on_readable(link.fileno())
+    assert not head.links()
+    assert phase(head) is (NodePhase.DISCONNECTED if told else NodePhase.JOINED)
 
 
 @pytest.fixture
@@ -303,6 +321,15 @@ def test_the_head_passes_a_contact_on_once(met: tuple[HeadLink, Link]) -> None:
     say(head, node, {"contact": contact})
     assert set(head._news(1)["contacts"]) == {"0", "1"}
     assert head._news(1) == {}
+
+
+def test_a_node_that_has_the_verdict_says_so(joined: tuple[WorkerLink, Recorder, Link]) -> None:
+    follower, _, head = joined
+    deliver(follower, head, {"order": ["End", End({"state": "succeeded"})._asdict()]})
+    received: list[dict[str, Any]] = []
+    while not any("told" in message for message in received):
+        assert select.select([head.fileno()], [], [], 10.0)[0]
+        received += head.receive()
 
 
 @pytest.mark.parametrize("order", [5, [], ["Run"], ["Fly", {}], ["Stop", {"attempt": 1}], ["State", {}], [{}, {}]])

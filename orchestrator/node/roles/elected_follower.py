@@ -77,8 +77,7 @@ class ElectedFollower(WorkerLink):
             return
         until = self._voter.permit_of(beat)
         if not isinstance(order, gang_events.Run) or until > clock():
-            self._note_order(order)
-            self._recorder.obey(order, until)
+            self._carry_out(order, until)
 
     def on_detour_message(self, received: Received) -> None:
         sender, target, message = received.envelope

@@ -123,13 +123,15 @@ class WorkerLink(ClusterLink):
 
     def _obey(self, message: OfHead, order: gang_events.Order) -> None:
         """`order` came with `message`."""
-        self._note_order(order)
-        self._recorder.obey(order)
+        self._carry_out(order)
 
-    def _note_order(self, order: gang_events.Order) -> None:
+    def _carry_out(self, order: gang_events.Order, until: Optional[float] = None) -> None:
         self._order = order
         if isinstance(order, gang_events.Run):
             self._node_rank = order.node_rank
+        if isinstance(order, gang_events.End):
+            self._send({"told": True})
+        self._recorder.obey(order, until)
 
     def _on_heard(self, sent_at: float) -> None:
         """The head has what we sent at that time, so it waits for us for a lease from then on at least.

@@ -46,6 +46,7 @@ class HeadLink(ClusterLink):
         self._informed: Dict[int, int] = {}  # how many of the contacts each node has
         self._clocks: Dict[int, float] = {}  # each node's own time of its newest message
         self._unchecked: List[int] = []  # nodes that were never dialled
+        self._told: Set[int] = set()  # nodes that have the verdict, and do not come back for it
         self._hosts: List[str] = [node["host"] for node in self._spec["nodes"]]
         nodes_wait = self._spec.get("rejoin_timeout", 0.0) > 0
         self._watch = NodeWatch(self._hosts, self._lease, nodes_wait, recorder.say, ServerProbes(self._contacts))
@@ -118,6 +119,7 @@ class HeadLink(ClusterLink):
         if old is not None:
             old.close()
         self._nodes[number] = link
+        self._told.discard(number)
         self._informed[number] = 0
         self._watch.join(number, link.heard_at)
         self._clocks.pop(number, None)  # its host may have been booted since
@@ -168,6 +170,8 @@ class HeadLink(ClusterLink):
             self._resumption.on_server(number, messages.output_server(message["resume"]))
         if "silence" in message:
             self._silence.hear(number, messages.silence(message["silence"]))
+        if message.get("told") is True:
+            self._told.add(number)
         if "saved" in message:
             self._finisher.hear_saved(messages.integer(message["saved"]))
 
@@ -192,8 +196,9 @@ class HeadLink(ClusterLink):
         number = link.peer
         if number is not None and self._nodes.get(number) is link:
             del self._nodes[number]
-            self._step(gang_events.Disconnected(number, self._now()))
-            if self._state.phase is not Phase.OVER and self._detours.has_reached(number):
+            if number in self._told:
+                self._step(gang_events.Disconnected(number, self._now()))
+            elif self._detours.has_reached(number):
                 self._detours.try_to_reach(number)  # if it refuses, its guard and recorder have ended
         link.close()
 
