@@ -177,6 +177,15 @@ class WarmPython:
 
 
 @dataclass(frozen=True)
+class OtherUsersRun:
+    """A run of another user."""
+
+    run_id: RunId
+    user: str
+    """On the host."""
+
+
+@dataclass(frozen=True)
 class RunList:
     """The answer to `list`."""
 
@@ -186,6 +195,8 @@ class RunList:
     warm: tuple[WarmPython, ...] = ()
     queued: tuple[WaitingRun, ...] = ()
     """Runs that wait for their turn on this host (`up --queue`), the next one first."""
+    others: tuple[OtherUsersRun, ...] = ()
+    """Runs of other users, if they were requested."""
 
 
 LIST = Operation("list", RunList)

@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from ..answers.runs import WarmPython
+from ..answers.runs import OtherUsersRun, WarmPython
 from ..checks.reliability import find_unreliable
 from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory.advice import command
 from ..inventory.model import Host
+from ..inventory.run_ids import made_at
 from ..output.console import Console, fold, number_of
 from ..output.lines import parse_time, rfc3339
 from ..runs import registry
@@ -46,7 +47,7 @@ def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json:
         finished = len(listing.runs)
         command_for_all = command("ps", "--all", inventory=inventory.path)
         console.note(
-            "no unfinished run"
+            f"no unfinished run{' of yours' if listing.others else ''}"
             + (
                 f"; to list {finished} finished {'run' if finished == 1 else 'runs'}: {command_for_all}"
                 if finished
@@ -57,6 +58,7 @@ def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json:
         if replaced:
             console.note(f"{number_of(len(replaced), 'earlier run')} of up --watch not shown; --json lists all")
         _print_warm(listing.warm)
+        _print_others(listing.others, time.time())
     for unreliable in find_unreliable(listing.ledgers):
         last = f"{unreliable.last.what} (run {unreliable.run_id}, {rfc3339(unreliable.last.at)})"
         console.warning(f"{unreliable.host} {unreliable}; the last failure: {last}")
@@ -97,7 +99,7 @@ def _list_runs(
     if on_terminal:  # a table of the progress would mix with the runs
         console.status(f"asking {number_of(len(hosts), 'host')} for their runs")
     try:
-        return registry.find(fleet, hosts, look, "" if on_terminal else "looking for runs")
+        return registry.find(fleet, hosts, look, "" if on_terminal else "looking for runs", others=not as_json)
     except KeyboardInterrupt:
         if not on_terminal and not as_json:
             show()
@@ -126,6 +128,20 @@ def _print_warm(warm: Mapping[str, Sequence[WarmPython]]) -> None:
         for host, kept in sorted(warm.items())
         for process in kept
     ]
+    if rows:
+        _print_table(rows)
+
+
+def _print_others(others: Mapping[str, Sequence[OtherUsersRun]], now: float) -> None:
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for host, runs in sorted(others.items()):
+        for run in runs:
+            hosts.setdefault((run.run_id, run.user), []).append(host)
+    rows = []
+    for (run_id, user), on in sorted(hosts.items()):
+        began = made_at(run_id)
+        time_of_run = "-" if began is None else _minutes(now - began)
+        rows.append({"RUN OF ANOTHER USER": run_id, "USER": user, "TIME": time_of_run, "HOSTS": fold(on)})
     if rows:
         _print_table(rows)
 

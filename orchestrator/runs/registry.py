@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..answers.fields import UNFINISHED
 from ..answers.ledger import EndedRun
-from ..answers.runs import LIST, Part, RunList, WarmPython
+from ..answers.runs import LIST, OtherUsersRun, Part, RunList, WarmPython
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, Results
@@ -183,6 +183,8 @@ class Listing:
     """By host, with `run.warm`: processes that wait for another run."""
     queued: tuple[queued_runs.QueuedRun, ...] = ()
     """Runs that wait for their turn, the next one first."""
+    others: Mapping[str, Sequence[OtherUsersRun]] = field(default_factory=dict)
+    """By host: the runs of other users."""
 
     @property
     def missing(self) -> Mapping[str, OrchError]:
@@ -202,21 +204,30 @@ def find(
     hosts: Sequence[Host],
     enough: Callable[[Listing], bool] | None = None,
     doing: str = "looking for runs",
+    *,
+    others: bool = False,
 ) -> Listing:
-    """Ask all hosts for their runs. `enough`: see `Search.wait`."""
-    return Search(fleet, hosts, doing).wait(enough)
+    """Ask all hosts for their runs. `enough`: see `Search.wait`. `others`: see `Search`."""
+    return Search(fleet, hosts, doing, others=others).wait(enough)
 
 
 class Search:
     """Asks all hosts for their runs in the background, so that a silent host need not delay the others."""
 
     def __init__(
-        self, fleet: Fleet, hosts: Sequence[Host], doing: str = "looking for runs", *, members: bool = False
+        self,
+        fleet: Fleet,
+        hosts: Sequence[Host],
+        doing: str = "looking for runs",
+        *,
+        members: bool = False,
+        others: bool = False,
     ) -> None:
-        """`members`: ask for the processes of unfinished runs as well."""
+        """`members`: ask for the processes of unfinished runs as well. `others`: and for the runs of other users."""
+        what = {"members": members, "others": others}
 
         def ask(_: Host, session: Session) -> Answer:
-            return session.request(LIST, {"members": members}), "; ".join(session.hello.passed_over)
+            return session.request(LIST, what), "; ".join(session.hello.passed_over)
 
         fleet.prepare(hosts)
         self._work = fleet.begin(hosts, ask, doing)
@@ -262,6 +273,7 @@ def _listing(answers: Results[Answer]) -> Listing:
         {host: answer.ledger for host, (answer, _) in answers.done.items()},
         {host: answer.warm for host, (answer, _) in answers.done.items() if answer.warm},
         queued_runs.gather({host: answer.queued for host, (answer, _) in answers.done.items()}, frozenset(parts)),
+        {host: answer.others for host, (answer, _) in answers.done.items() if answer.others},
     )
 
 

@@ -274,6 +274,10 @@ def test_another_user_reads_nothing_and_disturbs_nothing(lab2: Lab) -> None:
     assert found == [] and readable == []
     answers = json.loads(head.run([lab2.python, "-c", ASK_GUARD, run_id], "bob", check=True).stdout)
     assert answers == [""]  # the guard's request socket, which closes at once
+    of_bob = lab2.inventory(name="bob.yaml", defaults={"user": "bob", "python": lab2.python})
+    table = ok(orch(lab2, "ps", "-i", of_bob))
+    assert "no unfinished run of yours" in table.stderr and f"{run_id} ann" in " ".join(table.stdout.split())
+    assert json.loads(ok(orch(lab2, "ps", "-i", of_bob, "--json")).stdout) == []
     spec = json.loads(next(head.home.glob(f".local/state/ddp-orch/*/runs/{run_id}/spec.json")).read_text())
     listeners = _listeners(head.sh("cat /proc/net/tcp", "root").stdout) - {22}
     assert listeners and listeners <= set(spec["used_ports"])

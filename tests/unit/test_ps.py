@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_relay import part_of
 
-from orchestrator.answers.runs import WarmPython
+from orchestrator.answers.runs import OtherUsersRun, WarmPython
 from orchestrator.commands import ps
 from orchestrator.runs import registry
 from orchestrator.runs.registry import Listing, Run
@@ -104,3 +104,14 @@ def test_what_run_warm_keeps_is_listed_by_host(capsys: pytest.CaptureFixture[str
 def test_without_run_warm_nothing_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     ps._print_warm({})
     assert capsys.readouterr().out == ""
+
+
+def test_a_run_of_another_user_is_one_row_for_all_its_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    bobs = OtherUsersRun("20260101-110000-0007", "bob")
+    ps._print_others({"gpu-2": [bobs, OtherUsersRun("20269999-110000-0008", "eve")], "gpu-1": [bobs]}, NOON)
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows == [
+        "RUN OF ANOTHER USER USER TIME HOSTS",
+        "20260101-110000-0007 bob 1h00m gpu-[1-2]",
+        "20269999-110000-0008 eve - gpu-2",
+    ]

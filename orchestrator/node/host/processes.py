@@ -87,7 +87,7 @@ def alive(process: Process) -> bool:
     return status is not None and status.process == process and status.state not in "ZX"
 
 
-def _pids() -> List[int]:
+def pids() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -137,7 +137,7 @@ def marks() -> Dict[Process, str]:
     """Every process of this user whose environment carries our mark, with its run id. (Root could read all.)"""
     run_ids = {}
     prefix = MARK.encode() + b"="
-    for pid in _pids():
+    for pid in pids():
         # before its environment is read: if the pid changes hands in between, the identity is stale and nothing is hit
         process = identify(pid)
         try:
@@ -199,7 +199,7 @@ def descendants(root: int) -> Set[Process]:
 def below(root: int, without: Collection[int] = ()) -> List[Stat]:
     """The Stat of every process below `root`, except `without` and everything below it."""
     children: Dict[int, List[Stat]] = {}
-    for pid in _pids():
+    for pid in pids():
         status = stat(pid)
         if status is not None:
             children.setdefault(status.parent, []).append(status)

@@ -19,6 +19,7 @@ locks           names the locks of a run: its GPUs, its name
 retire          removes ended runs, code and node programs that `run.keep` does not keep
 
 runs            lists the runs of this host
+other_users     lists the runs of other users on this host
 follow          streams the log of a run
 grep            streams the lines that match a regular expression, in a process of its own
 journal_reader  reads a journal while it is written

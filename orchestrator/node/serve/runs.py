@@ -8,7 +8,7 @@ from ..guard import warm
 from ..host import ledger, processes, state
 from ..host.sweep import belonging
 from ..link.attempt_phase import AttemptPhase
-from . import run_queue
+from . import other_users, run_queue
 
 SCRIPT_MOST = 200  # characters
 LEDGER_MOST = 20  # ended runs
@@ -136,7 +136,8 @@ def _output(folder: str, spec: Optional[Dict[str, Any]]) -> Optional[str]:
 
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """`arguments`: members (optional): whether to list the processes of runs that have a guard."""
+    """`arguments`, both optional: members: whether to list the processes of runs that have a guard; others: whether to
+    list the runs of other users."""
     rows = []
     for run_id, folder in state.runs():
         if not state.LISTED.match(run_id):
@@ -150,7 +151,8 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
                 ]
             rows.append(run)
     newest = ledger.newest(LEDGER_MOST)
-    return {"runs": rows, "ledger": newest, "warm": _warm(), "queued": run_queue.waiting()}
+    others = other_users.runs() if arguments.get("others") else []
+    return {"runs": rows, "ledger": newest, "warm": _warm(), "queued": run_queue.waiting(), "others": others}
 
 
 def _warm() -> List[Dict[str, Any]]:
