@@ -103,11 +103,15 @@ class Slurm:
         return self._fields(job)["JobState"]
 
     def start_again(self, job: str) -> None:
-        """Wait until a job that was requeued runs again, without the two minutes for which Slurm holds it back."""
+        """Wait until a job that was requeued runs again, without the two minutes for which Slurm holds it back.
+
+        If its first script has not ended by then, Slurm takes that end for the end of the second one.
+        """
 
         def runs() -> bool:
             fields = self._fields(job)
-            if fields["JobState"] == "PENDING" and fields["Reason"] == "BeginTime":
+            is_held = fields["JobState"] == "PENDING" and fields["Reason"] == "BeginTime"
+            if is_held and self.head.sh("pgrep slurmstepd", "root").returncode:
                 self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
             return fields["JobState"] == "RUNNING" and fields["Restarts"] != "0"
 
