@@ -43,7 +43,6 @@ def step_of(run: Trial) -> int:
     return max(int(step) for step in re.findall(r"rank 0 step (\d+)", run.output))
 
 
-@pytest.mark.short
 @pytest.mark.timeout(600)
 def test_all_ranks_resume_at_one_step_after_a_killed_rank_and_on_a_spare(lab4: Lab) -> None:
     with trial(lab4, with_spare(lab4, max_restarts=3, resume="head"), SAVES, "200") as run:

@@ -14,7 +14,7 @@ from .trial import FOR_EVER, GLOO, chance, kill, ours, trial
 SUSPECTED = "suspect:"
 
 
-@pytest.mark.parametrize("elects", [False, pytest.param(True, marks=pytest.mark.short)])
+@pytest.mark.parametrize("elects", [False, True])
 def test_a_broken_path_between_the_head_and_one_host_does_not_end_the_run(lab3: Lab, elects: bool) -> None:
     """For 20 s, longer than two leases. gloo waits, as TCP does."""
     with trial(lab3, lab3.inventory(run={"max_restarts": 3 * elects}), GLOO, "150", "0.05") as run:

@@ -26,6 +26,7 @@ def test_bench_measures_one_host_and_two(lab2: Lab) -> None:
     assert_clean(lab2)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_interrupted_it_ends_its_run_and_says_no_more(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct", "args": ["--epochs=1"]})

@@ -88,6 +88,7 @@ def rented(containers: Lab) -> Lab:
     return containers
 
 
+@pytest.mark.full
 @pytest.mark.lab
 def test_rented_hosts_train_restart_and_end_as_elsewhere(rented: Lab) -> None:
     lab = rented

@@ -200,6 +200,7 @@ def test_a_second_run_of_the_same_name_is_refused_while_the_first_goes_on(lab2: 
     assert_clean(lab2)
 
 
+@pytest.mark.full
 def test_a_dead_link_is_found_and_the_logs_go_on_when_it_heals(lab2: Lab) -> None:
     inventory = lab2.inventory(
         cluster_addresses=True, run={"launcher": "direct"}
