@@ -95,6 +95,12 @@ def pdsh(lab: Lab, fanout: int) -> float:
     return echo(lab, ["pdsh", "-R", "ssh", "-l", "ann", "-f", str(fanout), "-w", addresses(lab), "echo hi"])
 
 
+def pdsh_python(lab: Lab, fanout: int) -> float:
+    """What `exec` has to do as well: start a Python on each host, and in this lab all hosts share our processors."""
+    command = f"""{lab.python} -I -S -c 'print("hi")'"""
+    return echo(lab, ["pdsh", "-R", "ssh", "-l", "ann", "-f", str(fanout), "-w", addresses(lab), command])
+
+
 def clush(lab: Lab, fanout: int) -> float:
     options = ["-S", "-l", "ann", "-o", "-oBatchMode=yes", "-f", str(fanout), "-w", addresses(lab)]
     return echo(lab, ["clush", *options, "echo hi"])
@@ -150,6 +156,7 @@ def part_via(lab: Lab, part: str, rounds: int) -> None:
     fanout = best(lab, pdsh)
     contestants: dict[str, Callable[[], float]] = {
         f"pdsh {fanout}": lambda: pdsh(lab, fanout),
+        f"pdsh {fanout}, python": lambda: pdsh_python(lab, fanout),
         "exec, paramiko": lambda: ours(lab),
         "exec, openssh": lambda: ours(lab, "openssh"),
     }
