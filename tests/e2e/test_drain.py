@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from lab.lab import Lab
 from lab.waiting import wait_until
 
@@ -35,3 +36,20 @@ def test_a_drained_host_is_free_and_the_run_that_is_followed_succeeds(lab3: Lab)
     assert_clean(lab3, run["run_id"])
     (run,) = json.loads(ok(orch(lab3, "ps", "-i", inventory, "--all", "--json")).stdout)
     assert run["state"] == "succeeded"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["direct", "torchrun"])
+def test_a_head_that_is_drained_hands_over_to_another_host(lab3: Lab, launcher: str) -> None:
+    inventory = lab3.inventory(run={"launcher": launcher, "nnodes": "2:3", "max_restarts": 1})
+    code(lab3)
+    with attached(lab3, inventory, "--", script(lab3, SAVE)) as up:
+        assert up.stdout and any("rank 2 of 3" in line for line in up.stdout)
+        (run,) = json.loads(ok(orch(lab3, "ps", "-i", inventory, "--json")).stdout)
+        answer = json.loads(ok(orch(lab3, "drain", "-i", inventory, "--json", run["run_id"], "node-0")).stdout)
+        assert answer == {"run_id": run["run_id"], "host": "node-0", "left": True}
+        output = up.stdout.read()
+        assert up.wait(60) == 0, output
+    assert "rank 1 of 2" in output
+    wait_until(lambda: not guards(lab3), 15, "the guards have gone")
+    assert_clean(lab3, run["run_id"])
