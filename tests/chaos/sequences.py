@@ -419,7 +419,14 @@ class Story:
         host = self.lab.hosts[one.host]
         names = {"guard": ["ddp-guard"], "recorder": ["ddp-recorder"], "both": ["ddp-guard", "ddp-recorder"]}
         if one.kind in names:
-            return [pid for name in names[one.kind] for pid in by_name(self.lab, one.host, name)]
+            # a recorder that has just been started has no name yet
+            return [
+                pid
+                for name in names[one.kind]
+                for pid in wait_until(
+                    lambda name=name: by_name(self.lab, one.host, name), PATIENCE, f"{name} on node-{one.host}"
+                )
+            ]
         return [
             str(process.pid)
             for process in host.marked(self.run_id)
