@@ -151,7 +151,8 @@ def _disks(node: Node, fact: Facts, findings: Findings) -> None:
         if disk is None:
             continue
         evidence = f"df {disk.path}: {disk.free // MIB} MiB of {disk.total // MIB} MiB free"
-        look = shlex.quote(f"du -xsh {shell_word(disk.path)}/* | sort -h")
+        mount = f"df --output=target {shell_word(disk.path)} | tail -n 1"
+        look = shlex.quote(f'du -xh --max-depth=2 "$({mount})" 2> /dev/null | sort -h | tail -n 20')
         fix = f"remove old runs: ddp-orch prune INVENTORY; to find large files: ddp-orch exec INVENTORY -- {look}"
         if disk.free < DISK_LOW:
             severity: Severity = "error" if disk.free < error_below else "warning"

@@ -11,6 +11,7 @@ from ..hosts.fleet import Fleet, Work, fold_failures
 from ..inventory.advice import command
 from ..inventory.hostnames import nearest
 from ..inventory.model import Host, Inventory
+from ..inventory.run_ids import RUN_ID
 from ..output.console import Console, fold, number_of
 from ..output.terminal import one_line
 from ..runs import ending, queueing, registry
@@ -219,6 +220,8 @@ def _describe_waiting(options: KillOptions, listing: Listing) -> str:
         return "stopping what the other hosts have"
     if options.everything:
         return "stopping the runs of the other hosts first"
+    if options.run_name is not None and RUN_ID.fullmatch(options.run_name):
+        return "waiting, because no other host has this run"
     if options.run_name is not None:
         return f"waiting, because it may have a run that {options.run_name!r} matches. A whole id does not wait."
     newest = [run.run_id for run in listing.runs if run.unfinished][-1:]

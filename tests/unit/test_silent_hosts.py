@@ -15,6 +15,7 @@ from fake_relay import A_RUN, Dialer, Relay
 from golden_files import assert_message
 
 from orchestrator.commands import context, kill, ps
+from orchestrator.errors import UnreachableError
 from orchestrator.hosts import session
 from orchestrator.inventory.model import parse
 from orchestrator.runs import registry
@@ -85,6 +86,16 @@ def test_part_of_an_id_may_mean_a_run_of_a_silent_host_and_is_not_ended_before_t
     assert kill.kill(RUN[:10], inventory, None, grace=0.0, **options) == 4
     assert hosts.stopped == [RUN] and listed == [True]
     assert time.monotonic() - began > 2.0
+
+
+def test_the_id_of_a_run_that_no_other_host_has_is_waited_for(
+    hosts: TwoHosts, inventory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_LIMIT", 2.0)
+    options: dict[str, Any] = {"leftovers": False, "everything": False, "force": [], "as_json": False}
+    with pytest.raises(UnreachableError):
+        kill.kill("20200101-000000-0000", inventory, None, grace=0.0, **options)
+    assert "no other host" in capsys.readouterr().err and hosts.stopped == []
 
 
 def test_ps_on_a_terminal_shows_what_there_is_while_a_host_is_silent(
