@@ -153,6 +153,11 @@ def select_hosts(inventory: Inventory, pattern: str, option: str = "--hosts") ->
 
 def make_mask(inventory: Inventory, run: registry.Run, console: Console) -> Mask:
     """Mask the secrets of the run and of the inventory. Warn of those that this environment does not have."""
+    return Mask(secret_values(inventory, run, console))
+
+
+def secret_values(inventory: Inventory, run: registry.Run, console: Console) -> list[str]:
+    """The values of these secrets that this environment has. Warn of those that it does not have."""
     of_run = {
         name
         for part in run.parts.values()
@@ -160,7 +165,7 @@ def make_mask(inventory: Inventory, run: registry.Run, console: Console) -> Mask
     }
     for line in describe_unmasked(run.run_id, of_run):
         console.warning(line)
-    return Mask(value for name in {*of_run, *inventory.run.secrets} if (value := os.environ.get(name)))
+    return [value for name in {*of_run, *inventory.run.secrets} if (value := os.environ.get(name))]
 
 
 def describe_unmasked(run_id: str, names: Iterable[str]) -> list[str]:

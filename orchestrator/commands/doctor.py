@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import UsageError
+from ..errors import OrchError, UsageError
 from ..inventory import writing
 from ..inventory.model import Inventory
 from ..inventory.text_files import STDIN
-from ..output.console import number_of, size
-from ..output.lines import Mask
-from .context import load_inventory_of_run, stderr_console
+from ..output.console import Console, number_of, size
+from ..output.mask import Mask, hide_url_passwords
+from .context import find_run, load_inventory_of_run, open_fleet, secret_values, stderr_console
 from .report_data import PRIVATE
 
 PACKAGES = ("fabric", "paramiko", "invoke", "cryptography", "click", "rich", "pyyaml", "torch")
 PART_WINDOW = 120.0  # s for one part
 MAX_PART = 16 << 20  # bytes; of a larger part, the end is kept
 STDERR_LINES = "200"  # of each rank
+TARGETS = ("webhook", "mail", "command")  # keys of notify
 OF_HOSTS = {
     "check.json": ("check", "--quick", "--json"),
     "ps.json": ("ps", "--all", "--json"),
@@ -52,7 +53,7 @@ def doctor(run_name: str | None, inventory_path: str | None, output: str | None)
     if where == STDIN:
         raise UsageError("doctor asks the hosts several times; give -i FILE instead of an inventory on stdin")
     run = () if run_name is None else (run_name,)
-    mask = Mask(value for name in inventory.run.secrets if (value := os.environ.get(name)))
+    mask = _make_mask(inventory, run_name)
     parts = {"versions.json": _versions(), "inventory.json": json.dumps(without_credentials(inventory), indent=2)}
     commands = {
         **{name: (*words, where) for name, words in OF_HOSTS.items()},
@@ -62,7 +63,7 @@ def doctor(run_name: str | None, inventory_path: str | None, output: str | None)
         console.status(f"{number} of {len(commands)}: ddp-orch {words[0]}")
         parts[name] = _output(words)
     console.status("")
-    _write(path, {name: mask.hide(text) for name, text in parts.items()})
+    _write(path, {name: hide_url_passwords(mask.hide(text)) for name, text in parts.items()})
     console.note(
         f"wrote {number_of(len(parts), 'part')} to {path} ({size(path.stat().st_size)}). Look through it before you "
         "share it: it has names of hosts, users and paths, and output of your script"
@@ -70,12 +71,27 @@ def doctor(run_name: str | None, inventory_path: str | None, output: str | None)
     return 0
 
 
+def _make_mask(inventory: Inventory, run_name: str | None) -> Mask:
+    """Hide secrets, and what `without_credentials` leaves out of the inventory: a script may have printed it."""
+    console = stderr_console()
+    try:
+        with open_fleet(inventory, short_timeout=True) as fleet:
+            run = find_run(fleet, inventory, run_name, Console(io.StringIO(), colour=False)).run
+        values = secret_values(inventory, run, console)
+    except OrchError:  # the parts of the archive tell why
+        values = [value for name in inventory.run.secrets if (value := os.environ.get(name))]
+    variables = [inventory.run.env, *(host.env for host in inventory.hosts)]
+    values += [value for env in variables for name, value in env.items() if PRIVATE.search(name)]
+    values += [value for key in TARGETS if (value := getattr(inventory.notify, key))]
+    return Mask(values)
+
+
 def without_credentials(inventory: Inventory) -> dict[str, Any]:
     """The inventory as `config --json` prints it, without values that may be credentials."""
     document = writing.as_dict(inventory)
     for variables in (document["run"]["env"], *(host["env"] for host in document["hosts"])):
         variables.update({name: "***" for name in variables if PRIVATE.search(name)})
-    for key in ("webhook", "mail", "command"):
+    for key in TARGETS:
         if document["notify"][key]:
             document["notify"][key] = "***"
     return document

@@ -13,12 +13,17 @@ SHORTEST_SECRET = 8  # characters
 
 _NAME = r"(?:[A-Za-z0-9]+[-_.])*(?:api)?(?:key|token|secret|password|passwd|passphrase|credentials?)"
 _WITH_VALUE = re.compile(rf"(?<!\S)(-*{_NAME}=|-+{_NAME}\s+(?!-))\S+", re.IGNORECASE)
-_IN_URL = re.compile(r"(://[^\s:/@]*:)[^\s/@]+(?=@)")
+_IN_URL = re.compile(r"(://[^\s:/@\"]*:)[^\s/@\"]+(?=@)")
 
 
 def hide_credentials(command: str) -> str:
     """Hide what looks like a credential in a command line of any program: `--api-key ***`, `HF_TOKEN=***`."""
-    return _IN_URL.sub(r"\1***", _WITH_VALUE.sub(r"\1***", command))
+    return hide_url_passwords(_WITH_VALUE.sub(r"\1***", command))
+
+
+def hide_url_passwords(text: str) -> str:
+    """`scheme://user:***@host`. JSON stays valid."""
+    return _IN_URL.sub(r"\1***", text)
 
 
 class Mask:

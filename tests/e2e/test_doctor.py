@@ -47,6 +47,26 @@ def test_the_archive_of_a_failed_run_has_its_cause_and_no_credential(
     assert not any(value in everything for value in (SECRET, TOKEN, WEBHOOK))
 
 
+@pytest.mark.timeout(120)
+def test_values_that_a_script_prints_are_masked_if_their_names_look_like_credentials(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a secret that cannot be masked, because it is not set here, is named before anybody shares the archive."""
+    (folder / "inventory.yaml").write_text(INVENTORY.replace("PLAIN: shown", f'PLAIN: "pg://ann:{SECRET}@db/x"'))
+    (folder / "train.py").write_text(
+        "import os\nprint(os.environ['API_TOKEN'], os.environ['PLAIN'], flush=True)\nraise KeyError('lr')\n"
+    )
+    monkeypatch.setenv("OTHER_SECRET", "of-this-run-only")
+    assert orch(folder, "up", "--skip-check", "--set", "run.secrets=[OTHER_SECRET]", "--", "train.py").returncode == 1
+    monkeypatch.delenv("OTHER_SECRET")
+    done = orch(folder, "doctor", "-o", "bug.tar.gz")
+    assert done.returncode == 0 and "OTHER_SECRET" in done.stderr, done.stderr
+    with tarfile.open(folder / "bug.tar.gz") as archive:
+        everything = b"".join(archive.extractfile(entry).read() for entry in archive).decode()  # type: ignore[union-attr]
+    assert "pg://ann:***@db/x" in everything
+    assert not any(value in everything for value in (SECRET, TOKEN, WEBHOOK))
+
+
 def test_an_archive_is_never_overwritten(folder: Path) -> None:
     (folder / "inventory.yaml").write_text(INVENTORY)
     (folder / "bug.tar.gz").write_text("mine")
