@@ -93,6 +93,14 @@ def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict |
     return verdicts[node] if node == head or verdicts[node].state != "succeeded" else None
 
 
+ABANDONED = "no host has a guard of the run any more. All were rebooted, or all processes of the user were killed there"
+
+
+def is_abandoned(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> bool:
+    """Whether every host has answered, and none has a guard of the unfinished run any more, so nobody can tell why."""
+    return bool(nodes) and all(host in parts and parts[host].state == "lost" for host in nodes)
+
+
 def state_of_host(part: Part) -> str:
     """The state to show for a host: that of the run, but `stopped` if another host made the run fail."""
     first = part.verdict.first_failure if part.verdict else None

@@ -262,11 +262,7 @@ def conclude(
     parts = {host: part for host in nodes if host in view.outcomes and (part := view.outcomes[host].run)}
     verdict = claims.verdict_of(parts, nodes)
     if verdict is None:
-        console.error(
-            f"run {run_id}: its final state is unknown, because no host is reachable. "
-            f"Run `{about.of_all('ps', '--all')}` when one is"
-        )
-        return UnreachableError.exit_code
+        return _conclude_without_verdict(run_id, about, parts, nodes, console, resume)
     match verdict.state:
         case "succeeded":
             console.success(f"run {run_id} succeeded{took}")
@@ -287,6 +283,19 @@ def conclude(
     if show_outputs:
         _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=resume)
     return OUTCOMES[verdict.state]
+
+
+def _conclude_without_verdict(
+    run_id: str, about: AboutRun, parts: Mapping[str, Part], nodes: Mapping[str, int], console: Console, resume: str
+) -> int:
+    if claims.is_abandoned(parts, nodes):
+        advice = f". To start a run that resumes from its outputs: {resume}" if resume else ""
+        console.error(f"run {run_id} was lost: {claims.ABANDONED}{advice}")
+        return OUTCOMES["lost"]
+    silent = fold(set(nodes) - set(parts))
+    why = f"there is no answer from {silent}" if silent else "its head has not recorded it"
+    console.error(f"run {run_id}: its final state is unknown, because {why}. Run `{about.of_all('ps', '--all')}` later")
+    return UnreachableError.exit_code
 
 
 def _advise(

@@ -51,6 +51,9 @@ def gather_and_diagnose(
     the head.
     """
     parts = {host: parts[host] for host in nodes if host in parts and host in hosts}
+    if claims.is_abandoned(parts, nodes):
+        fix = "start the run again with the same --name; with run.autostart, rebooted hosts come back by themselves"
+        return Diagnosis((Finding("error", "host-lost", tuple(parts), claims.ABANDONED, fix, confidence="high"),), ())
     verdict = claims.verdict_of(parts, nodes)
     failed = verdict is not None and verdict.state not in ("succeeded", "stopped") and _ended_in(span, verdict, parts)
     head = claims.head_of(parts.values())

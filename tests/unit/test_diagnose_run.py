@@ -39,6 +39,17 @@ def test_a_failed_run_with_an_idle_spare_is_diagnosed() -> None:
     assert [(finding.hosts, finding.rank) for finding in found.findings] == [(("a",), 0)]
 
 
+def test_a_run_without_any_guard_is_lost_although_no_host_has_recorded_a_failure() -> None:
+    lost = {**A_RUN, "state": "lost", "pid": None}
+    parts = {"a": part_of(**lost), "b": part_of(**{**lost, "node": 1, "host": "b"})}
+    fleet = Fleet(Dialer(), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    found = diagnose.gather_and_diagnose(A_RUN["run_id"], parts, {"a": 0, "b": 1}, HOSTS, fleet, Mask())
+    assert [(finding.code, finding.hosts) for finding in found.findings] == [("host-lost", ("a", "b"))]
+    del parts["b"]
+    found = diagnose.gather_and_diagnose(A_RUN["run_id"], parts, {"a": 0, "b": 1}, HOSTS, fleet, Mask())
+    assert found.findings == ()
+
+
 @pytest.mark.parametrize(
     ("span", "codes"),
     [

@@ -29,7 +29,8 @@ def concluded(nodes: dict[str, int] = NODES, **verdicts: dict[str, Any]) -> tupl
     fleet = Fleet(Dialer(), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     view = View(A_RUN["run_id"], HOSTS, LogFilter(follow=True), fleet, lambda _: None)
     for host, verdict in verdicts.items():
-        part = part_of(node=-1 if host == "b" else 0, host=host, verdict=verdict)
+        told = verdict if "pid" in verdict else {"verdict": verdict}  # a host without a guard has no verdict
+        part = part_of(node=-1 if host == "b" else 0, host=host, **told)
         view._followed[host] = update(view._followed[host], Ended(Attached(part)))
     stream = io.StringIO()
     about, console = AboutRun("mine", "inventory.yaml"), Console(stream, colour=False)
@@ -43,6 +44,14 @@ def test_the_outcome_is_that_of_the_head_whatever_another_host_claims() -> None:
     code, lines = concluded(b=SUCCEEDED)
     assert code == 4 and lines[0].startswith("error: ") and "`ddp-orch ps inventory.yaml --all`" in lines[0]
     assert concluded({"a": 0}, b=FAILED)[0] == 4  # b contradicts another host
+
+
+def test_a_run_without_any_guard_is_lost_and_its_hosts_are_not_called_unreachable() -> None:
+    lost = {"state": "lost", "pid": None}
+    code, lines = concluded(a=lost, b=lost)
+    assert code == 4 and "was lost" in lines[0] and "unreachable" not in lines[0]
+    code, lines = concluded(a=lost)
+    assert code == 4 and "answer from b" in lines[0]
 
 
 def test_a_run_that_saved_a_snapshot_and_stopped_can_be_told_apart_by_its_exit_code() -> None:
