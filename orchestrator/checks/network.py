@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ..answers.facts import Facts, Python, RdmaPort
 from ..answers.fields import is_address
+from ..inventory.run_ids import RUN_ID
 from ..output.mask import hide_credentials
 from ..output.terminal import one_line
 from ..plan.plan import Node, Plan
@@ -134,7 +135,9 @@ def _rendezvous_port(plan: Plan, fact: Facts, findings: Findings) -> None:
             else "a process of another user"
         )
         message = f"rendezvous port {port} is in use by {holder_text}"
-        fix = (f"ssh {head} kill {holder.pid}, or " if holder.pid else "") + "set rdzv: {port: auto}"
+        run = RUN_ID.search(holder.command or "")
+        stop = f"ddp-orch kill {run[0]}" if run else f"ssh {head} kill {holder.pid}"
+        fix = (f"{stop}, or " if holder.pid else "") + "set rdzv: {port: auto}"
         findings.add("error", "port-in-use", head, message, fix, f"ss -Hltnp 'sport = :{port}': {holder_text}")
 
 

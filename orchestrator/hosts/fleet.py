@@ -405,6 +405,6 @@ def combine(failed: Iterable[OrchError], text: str) -> OrchError:
     if any(isinstance(error, UnreachableError) for error in errors):
         return UnreachableError(text)
     codes = {error.code for error in errors if isinstance(error, Refused)}
-    if "held" in codes:
+    if codes & {"held", "port-in-use"}:
         return HeldError(text)
     return OrchError(text) if "bug" in codes else FindingsError(text)

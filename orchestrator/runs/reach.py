@@ -33,9 +33,9 @@ def check_connections(plan: Plan, network: Network, facts: Mapping[str, Facts]) 
     _speed(plan, network, facts, findings)
     _lookups(network, findings)
     for host, failure in network.failed.items():
-        findings.add(
-            "error", str(getattr(failure, "code", "unknown")), host, str(failure), "run `ddp-orch check` again", ""
-        )
+        code = str(getattr(failure, "code", "unknown"))
+        fix = "set run.ports to a larger range" if code == "port-in-use" else "run `ddp-orch check` again"
+        findings.add("error", code, host, str(failure), fix, "")
     return findings.all()
 
 

@@ -63,6 +63,13 @@ def test_good_hosts_have_no_findings() -> None:
     assert found("hosts: [a, b]") == []
 
 
+def test_a_port_that_a_run_has_is_freed_by_ending_that_run_and_not_one_of_its_processes() -> None:
+    text, command = "{hosts: [a, b], run: {rdzv: {port: 29500}}}", "python -m torch.distributed.run --rdzv-id="
+    for holder, kills in ((command + "20260101-000000-abcd-1", "ddp-orch kill 20260101-000000-abcd"), (command, "7")):
+        (finding,) = found(text, {"a": {"listeners": {"29500": {"pid": 7, "command": holder}}}})
+        assert finding.code == "port-in-use" and kills in finding.fix
+
+
 def test_equal_messages_of_several_hosts_are_one_finding() -> None:
     broken = {"python": {"error": "python3 not found", "code": "remote-env-differs"}}
     (finding,) = found("hosts: [a, b, c]", {"a": broken, "c": broken})

@@ -16,7 +16,8 @@ from orchestrator.answers.facts import Facts, Lookup
 from orchestrator.answers.network import Dialled, DialReport
 from orchestrator.checks import auto_env
 from orchestrator.checks.network import nccl_matches
-from orchestrator.hosts.fleet import Results
+from orchestrator.hosts.fleet import Results, combine
+from orchestrator.hosts.session import Refused
 from orchestrator.inventory import model
 from orchestrator.output.finding import Finding
 from orchestrator.plan import plan
@@ -64,6 +65,13 @@ DROPPED: dict[str, Any] = {"random_ports": ((40001, "timed out"), (40002, "timed
 def test_a_good_network_has_no_findings() -> None:
     assert found(network()) == []
     assert found(network(names=("a", "b"))) == []
+
+
+def test_a_range_without_a_free_port_is_to_be_widened() -> None:
+    full = replace(network(), failed={"a": Refused("port-in-use", "no free port in 24000-24001")})
+    (finding,) = found(full)
+    assert (finding.code, finding.hosts) == ("port-in-use", ("a",)) and "run.ports" in finding.fix
+    assert combine(full.failed.values(), "").exit_code == 5
 
 
 def test_who_lets_nobody_in_on_random_ports_is_named() -> None:

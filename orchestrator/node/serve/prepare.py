@@ -235,7 +235,8 @@ def _open_ports(spec: Dict[str, Any], prefer: Optional[str]) -> Tuple[Dict[str, 
             listener.close()
         where = ", ".join(addresses)
         if spec["rdzv_port"] == "auto":
-            raise Refused("port-in-use", "no free port in %d-%d on %s: %s" % (low, high, where, error)) from error
+            what = "no free port in %d-%d on %s: %s; set run.ports to a larger range"
+            raise Refused("port-in-use", what % (low, high, where, error.strerror or error)) from error
         raise Refused(
             "port-in-use", "rendezvous port %s: %s" % (spec["rdzv_port"], _who_holds(int(spec["rdzv_port"]), error))
         ) from error

@@ -174,7 +174,9 @@ class Relay:
         try:
             listeners = mesh.Listeners(arguments["token"], arguments["run_port"], low, high)
         except OSError as error:
-            raise wire.Refused("port-in-use", "no port to listen on: %s" % error) from error
+            raise wire.Refused(
+                "port-in-use", "no free port in %d-%d: %s" % (low, high, error.strerror or error)
+            ) from error
         # they end with the session
         return {"ports": listeners.ports, "addresses": network.candidates()}
 
