@@ -19,6 +19,8 @@ from ..inventory.sources.ssh_hosts import configured_hosts
 from ..inventory.sources.ssh_line import is_ssh_line
 
 OTHER = "or names such as gpu[01-16], a line such as `ssh root@1.2.3.4 -p 40022`, or a hostfile"
+YES_OR_NO = {"y": True, "yes": True, "n": False, "no": False}
+"""What people answer to "More hosts?"."""
 
 
 def choose_hosts() -> list[SourceHost]:
@@ -41,6 +43,11 @@ def choose_hosts() -> list[SourceHost]:
         answer = click.prompt(question, default=default, show_default=bool(default), err=True).strip()
         if not answer:
             return list(chosen.values())
+        if chosen and answer.lower() in YES_OR_NO and answer not in configured:
+            if YES_OR_NO[answer.lower()]:
+                question = "Which?"
+                continue
+            return list(chosen.values())
         try:
             hosts = parse_answer(answer, configured)
         except (ValueError, InventoryError) as error:
@@ -51,7 +58,7 @@ def choose_hosts() -> list[SourceHost]:
             return list(chosen.values())
         names = list(chosen)
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        question, default = f"{shown}. More hosts? Enter: no", ""
+        question, default = f"{shown}. More hosts? Name them, or press Enter to continue", ""
 
 
 def parse_answer(answer: str, known: Sequence[str]) -> list[SourceHost]:

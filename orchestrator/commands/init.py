@@ -144,7 +144,8 @@ def _probe(inventory: Inventory, entries: Sequence[str], path: Path, output: str
         console.step(line)
     for line in fold_failures(results.failed):
         console.warning(line)
-    asked = f" with Python, GPUs and networks of {number_of(len(results.done), 'host')}" if results.done else ""
+    found = "Python, GPUs and networks" if chosen else "GPUs and networks"
+    asked = f" with {found} of {number_of(len(results.done), 'host')}" if results.done else ""
     if results.failed:
         codes = {error.code for error in results.failed.values() if isinstance(error, ConnectFailure)}
         trust = f"{command('trust', inventory=output)}, then: " if "ssh-host-key-unknown" in codes else ""
@@ -153,7 +154,10 @@ def _probe(inventory: Inventory, entries: Sequence[str], path: Path, output: str
             f"Next: {trust}{command('check', inventory=output)}"
         )
     elif len(chosen) < len(results.done):
-        next_step = f"Install torch on the hosts that lack it: {command('setup', inventory=output)}"
+        next_step = (
+            f"Set `python` in it if {fold(set(results.done) - set(chosen))} has torch elsewhere. "
+            f"Otherwise install torch: {command('setup', inventory=output)}"
+        )
     else:
         next_step = f"Next: {command('check', inventory=output)}"
     console.note(f"wrote {output}{asked}. {next_step}")

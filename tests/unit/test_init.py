@@ -118,6 +118,18 @@ def test_an_answer_may_name_hosts_that_ssh_config_does_not_have(tmp_path: Path) 
         host_questions.parse_answer("gpu[3-", [])
 
 
+@pytest.mark.parametrize(("answers", "names"), [(["a1", "y", "b1", ""], ["a1", "b1"]), (["a1", "No"], ["a1"])])
+def test_yes_and_no_to_the_question_for_more_hosts_are_no_hosts(
+    answers: list[str], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = iter(answers)
+    monkeypatch.setenv("DDP_ORCH_SSH_CONFIG", str(tmp_path / "none"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.prompt", lambda *_, **__: next(given))
+    assert [host.name for host in host_questions.choose_hosts()] == names
+    assert next(given, None) is None
+
+
 def test_networks_that_all_hosts_have_are_listed_with_the_fastest_first() -> None:
     hosts = {
         "a": "network eth0 10.0.0.1/24 1000\nnetwork ib0 10.1.0.1/16 100000\nnetwork docker0 172.17.0.1/16\nnetwork x",
