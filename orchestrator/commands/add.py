@@ -27,7 +27,7 @@ def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_js
         lookup = find_run(fleet, inventory, run_name, console)
         run = lookup.run
         if run.state not in UNFINISHED:
-            raise UsageError(f"run {run.run_id} is over: {run.state}")
+            raise UsageError(f"run {run.run_id} has ended: {run.state}")
         if host_name in run.left:
             restart = advice.about(run, lookup.listing.runs, inventory.path).command("restart")
             raise UsageError(

@@ -49,7 +49,7 @@ def _node(run: registry.Run, host_name: str) -> int:
     if host_name not in run.all_nodes:
         raise UsageError(f"{host_name} is no host of run {run.run_id}; its hosts are {fold(list(run.all_nodes))}")
     if run.state not in UNFINISHED:
-        raise UsageError(f"run {run.run_id} is over: {run.state}")
+        raise UsageError(f"run {run.run_id} has ended: {run.state}")
     if host_name == run.witness:
         raise UsageError(f"{host_name} is the witness of run {run.run_id}, which cannot be drained")
     return run.all_nodes[host_name]

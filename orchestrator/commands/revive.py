@@ -43,7 +43,7 @@ def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutR
     resume = f"{about.of_all('up', '--name', run.name)} -- SCRIPT ARGS..."
     if any(part.verdict for part in run.parts.values()):
         return UsageError(
-            f"run {run.run_id} is over: {run.state}. To start a run that resumes from its outputs: {resume}"
+            f"run {run.run_id} has ended: {run.state}. To start a run that resumes from its outputs: {resume}"
         )
     if missing_hosts := listing.missing_hosts(run):
         return UnreachableError(

@@ -14,14 +14,7 @@ from ..output.terminal import one_line
 from ..runs import registry, signaling
 from .context import find_run, load_inventory_of_run, open_fleet, stderr_console
 
-NUMBERS = {
-    # of Linux on x86-64 and Arm, which the hosts run; the controller may be macOS, whose numbers differ
-    "HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10,
-    "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "STKFLT": 16, "CHLD": 17, "CONT": 18, "STOP": 19,
-    "TSTP": 20, "TTIN": 21, "TTOU": 22, "URG": 23, "XCPU": 24, "XFSZ": 25, "VTALRM": 26, "PROF": 27, "WINCH": 28,
-    "IO": 29, "PWR": 30, "SYS": 31,
-}  # fmt: skip
-ENDS_RANKS = ("KILL", "TERM", "INT", "QUIT", "ABRT")
+ENDS_RANKS = [signaling.NUMBERS[name] for name in ("KILL", "TERM", "INT", "QUIT", "ABRT")]
 
 
 def signal_run(run_name: str, signal_name: str, inventory_path: str | None, *, ranks: str | None, as_json: bool) -> int:
@@ -49,8 +42,8 @@ def signal_run(run_name: str, signal_name: str, inventory_path: str | None, *, r
     if missing or not signaled:
         which = f"rank {missing[0]} is not" if missing else "no rank is"
         raise UsageError(f"run {run.run_id}: {which} running")
-    console.note(f"sent signal {number} to {number_of(len(signaled), 'rank')} of run {run.run_id}")
-    if _name_of(number) in ENDS_RANKS:
+    console.note(f"sent {signaling.name_of(number)} to {number_of(len(signaled), 'rank')} of run {run.run_id}")
+    if number in ENDS_RANKS:
         console.note("a rank that ends by it counts as failed; `ddp-orch kill` stops the run")
     return 0
 
@@ -77,15 +70,11 @@ def snapshot_run(run_name: str | None, inventory_path: str | None, *, limit: flo
 def parse_signal(text: str) -> int:
     """A name, with or without SIG, or a number, as for kill(1)."""
     name = text.upper().removeprefix("SIG")
-    if name in NUMBERS:
-        return NUMBERS[name]
+    if name in signaling.NUMBERS:
+        return signaling.NUMBERS[name]
     if text.isascii() and text.isdigit() and 1 <= int(text) <= 64:
         return int(text)
     raise UsageError(f"{text!r} is not a signal; expected a name such as USR1 or TERM, or a number from 1 to 64")
-
-
-def _name_of(number: int) -> str:
-    return next((name for name, known in NUMBERS.items() if known == number), str(number))
 
 
 def _hosts_of(run: registry.Run, inventory: Inventory) -> Sequence[Host]:
@@ -95,4 +84,4 @@ def _hosts_of(run: registry.Run, inventory: Inventory) -> Sequence[Host]:
         return hosts
     if run.missing_hosts:
         raise UnreachableError(f"run {run.run_id}: {fold(run.missing_hosts)} does not answer")
-    raise UsageError(f"run {run.run_id} is over: {run.state}")
+    raise UsageError(f"run {run.run_id} has ended: {run.state}")

@@ -11,8 +11,15 @@ from ..errors import OrchError, UsageError
 from ..hosts.fleet import Fleet, Results
 from ..hosts.session import Session
 from ..inventory.model import Host
-from ..output.console import fold
+from ..output.console import number_of
 
+NUMBERS = {
+    # of Linux on x86-64 and Arm, which the hosts run; the controller may be macOS, whose numbers differ
+    "HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10,
+    "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "STKFLT": 16, "CHLD": 17, "CONT": 18, "STOP": 19,
+    "TSTP": 20, "TTIN": 21, "TTOU": 22, "URG": 23, "XCPU": 24, "XFSZ": 25, "VTALRM": 26, "PROF": 27, "WINCH": 28,
+    "IO": 29, "PWR": 30, "SYS": 31,
+}  # fmt: skip
 WAIT = 5.0  # s of one request for the line that says that a snapshot is saved
 
 
@@ -38,12 +45,15 @@ def check_handlers(fleet: Fleet, hosts: Sequence[Host], run_id: str) -> None:
     """
     results = _request(fleet, hosts, run_id, None, None, only_if_caught=True, dry=True)
     _raise_first(results.failed)
-    uncaught = {host: answer for host, answer in results.done.items() if answer.uncaught}
+    uncaught = {rank: (host, answer) for host, answer in results.done.items() for rank in answer.uncaught}
     if uncaught:
-        first = next(iter(uncaught.values()))
+        rank = min(uncaught)
+        host, answer = uncaught[rank]
+        others = f" and {number_of(len(uncaught) - 1, 'other rank')}" if len(uncaught) > 1 else ""
+        have, them = ("have", "them") if others else ("has", "it")
         raise UsageError(
-            f"{fold(set(uncaught))}: rank {first.uncaught[0]} has no handler for signal {first.signal}, which would "
-            "end it. Install one that saves a snapshot, or set run.snapshot_signal to the one that the script expects"
+            f"{host}: rank {rank}{others} {have} no handler for {name_of(answer.signal)}, which would end {them}. "
+            "Install one that saves a snapshot, or set run.snapshot_signal to the one that the script expects"
         )
     if not any(answer.ranks for answer in results.done.values()):
         raise UsageError(f"run {run_id}: no rank is running")
@@ -75,6 +85,11 @@ def take_snapshot(fleet: Fleet, hosts: Sequence[Host], run_id: str, limit: float
         _raise_first(results.failed)
         if time.monotonic() >= deadline:
             return None
+
+
+def name_of(number: int) -> str:
+    """Such as `SIGUSR1`; `signal 40` for those without a name."""
+    return next((f"SIG{name}" for name, known in NUMBERS.items() if known == number), f"signal {number}")
 
 
 def _request(

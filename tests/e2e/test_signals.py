@@ -48,7 +48,8 @@ def test_a_script_without_a_handler_is_left_alone(tmp_path: Path) -> None:
     inventory_in(tmp_path)
     (tmp_path / "train.py").write_text(WAIT)
     run_id = start(tmp_path, "--", "train.py", line="ready")
-    assert orch(tmp_path, "snapshot", run_id).returncode == 2
+    refused = orch(tmp_path, "snapshot", run_id)
+    assert refused.returncode == 2 and "SIGUSR1" in refused.stderr and "me: rank 0" in refused.stderr, refused.stderr
     assert orch(tmp_path, "signal", run_id, "NOSUCH").returncode == 2
     assert orch(tmp_path, "signal", run_id, "USR1", "--rank", "3").returncode == 2
     assert json.loads(orch(tmp_path, "ps", "--json").stdout)[0]["state"] == "running"
