@@ -24,7 +24,7 @@ _OBEYS = re.compile(
     r"Received \S+ death signal, shutting down workers$|Sending process \d+ closing signal SIG[A-Z]+$"
     r"|torch\.distributed\.elastic\.multiprocessing\.api\.SignalException: Process \d+ got signal: \d+\b"
 )
-_FRAME = re.compile(r'  File ".*", line \d+, in ')
+_FRAME = re.compile(r'  File ".*", line \d+, in |    \S')  # or its line of source
 _BETWEEN = {
     "",
     "During handling of the above exception, another exception occurred:",

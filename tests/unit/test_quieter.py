@@ -46,6 +46,8 @@ def test_our_own_lines_are_shown_at_once_also_within_a_trace() -> None:
 
 def test_a_trace_that_tail_has_cut_off_at_its_head_is_one_too() -> None:
     lines = [agent('  File "api.py", line 86, in f'), agent("    raise E"), agent("E: why"), agent("  indented, later")]
+    source, *_ = Quieter().push([agent("    raise E"), agent("E: why")], 0.0)
+    assert re.fullmatch(r"E: why  \(1 .*: ddp-orch logs --stream agent\)", source.text)
     summary = [agent("  rank      : 0 (local_rank: 0)"), agent("  exitcode  : 1 (pid: 9)"), agent("=====")]
     assert Quieter().push(summary, 0.0) == summary
     quieter = Quieter()
