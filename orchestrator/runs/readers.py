@@ -255,7 +255,7 @@ class _Reader:
     def _note_away(self, error: UnreachableError) -> None:
         if not self._is_away:
             ended = self._readers.run_ended.is_set()
-            tries = "once more, as the run has ended" if ended else "again; this does not affect the run"
+            tries = "once more, as the run has ended" if ended else "again; the run does not need this connection"
             self._readers.warn(f"{error}; trying to connect {tries}")
         self._is_away = True
         self._readers.put(self._host.name, Away(error))
