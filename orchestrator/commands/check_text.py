@@ -91,8 +91,9 @@ def _untested(report: Report) -> str:
 def _row(report: Report, node: Node) -> host_table.Row:
     name = node.host.name
     role = ", spare" if node.host.spare else ", witness" if node.host.witness else ""
-    counts = Counter(finding.severity for finding in report.findings if name in finding.hosts)
-    if name in report.unreachable:
+    findings = [finding for finding in report.findings if name in finding.hosts]
+    counts = Counter(finding.severity for finding in findings)
+    if name in report.unreachable and not any(finding.code == "remote-env-differs" for finding in findings):
         return host_table.Row({}, f"unreachable{role}", "error")
     worst = next((severity for severity in SEVERITIES[:2] if counts[severity]), None)
     state = "ok" if worst is None else number_of(counts[worst], worst)

@@ -61,6 +61,13 @@ REPORTS = {
 }
 
 
+def test_a_host_that_answers_without_the_python_of_the_inventory_is_not_called_unreachable() -> None:
+    finding = Finding("error", "remote-env-differs", ("gpu-02",), "cannot run /opt/bin/python", "set python")
+    text = render(report("gpu-[01-03]", finding, unreachable=("gpu-02",)), 80, colour=False)
+    row = next(line for line in text.splitlines() if line.startswith("gpu-02"))
+    assert row.endswith("1 error") and "unreachable" not in text
+
+
 @pytest.mark.parametrize("name", REPORTS)
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_hosts_come_first_and_the_verdict_last(name: str, width: int) -> None:
