@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import UsageError
 from ..inventory import advice, paths
 from ..inventory.model import Inventory
+from ..inventory.sources import reference
 from ..output.console import fold
 from . import function_call, launchers, plan, python_files
 from . import snapshot as ship
@@ -65,7 +66,8 @@ def find(
         return ("-u", script, *args), _send_for_installed(inventory, args, base)
     path = _module_file(args[0], base) if module else Path(script)
     depth = len(path.parts) - 1 if module else package_depth
-    snapshot = ship.snapshot(path, inventory.run.sync, base, inventory_folder, package_depth=depth)
+    private = _private_file(inventory)
+    snapshot = ship.snapshot(path, inventory.run.sync, base, inventory_folder, package_depth=depth, private=private)
     if snapshot is None:
         others = fold(host.name for host in hosts if not host.workdir)
         raise UsageError(
@@ -137,7 +139,9 @@ def _send_for_words(inventory: Inventory, words: Sequence[str], base: Path) -> s
     if file is None:
         note = f"no word of the command is a file in {base}, so no code is sent: it starts in an empty folder"
         return ship.nothing(base, note)
-    snapshot = ship.snapshot(Path(file), inventory.run.sync, base, paths.folder(inventory))
+    snapshot = ship.snapshot(
+        Path(file), inventory.run.sync, base, paths.folder(inventory), private=_private_file(inventory)
+    )
     if snapshot is None:
         without = fold(host.name for host in plan.order(inventory) if not host.workdir)
         raise UsageError(f"{inventory.path}: run.sync is none, but {without} has no workdir; set workdir")
@@ -165,6 +169,12 @@ def _check_suffix(script: str) -> None:
                 "and put its preparations into `setup` and `env` of the inventory; or set run.launcher: node, which "
                 "starts it once per host"
             )
+
+
+def _private_file(inventory: Inventory) -> Path | None:
+    """The file of the inventory, if it has an address with which anybody could send notifications."""
+    file = reference.parse(inventory.path).file
+    return Path(file).resolve() if file and (inventory.notify.webhook or inventory.notify.mail) else None
 
 
 def _warn_of_unsent(args: Sequence[str], snapshot: ship.Snapshot, sync_base: Path) -> Iterator[str]:

@@ -113,7 +113,13 @@ class Snapshot:
 
 
 def snapshot(
-    script: Path, sync: Sync, base: Path, sync_base: Path | None = None, *, package_depth: int = 0
+    script: Path,
+    sync: Sync,
+    base: Path,
+    sync_base: Path | None = None,
+    *,
+    package_depth: int = 0,
+    private: Path | None = None,
 ) -> Snapshot | None:
     """The code that `script` needs on the hosts; None if `sync` is `none`.
 
@@ -122,7 +128,8 @@ def snapshot(
     the folder above the packages of the script, of which there are `package_depth`. Other paths are taken with
     everything in them. The script is always part of the snapshot.
     Never part of it: .git, byte code, virtual environments, results of runs, sockets, devices, empty folders.
-    Credentials, and links to outside of the snapshot, are left out unless a path in `sync` names them.
+    Credentials, the file `private`, and links to outside of the snapshot, are left out unless a path in `sync` names
+    them.
     Raises UsageError, also for more than 200 MB or 20,000 files.
     """
     if sync == "none":
@@ -140,7 +147,7 @@ def snapshot(
     )
     top = _top(script, package_depth, base, sync_base) if AUTO in sync else None
     root = _root(script, base, paths, top)
-    files = _Collection(root, [Path(os.path.realpath(script)), *paths, *([top] if top else [])], warnings)
+    files = _Collection(root, [Path(os.path.realpath(script)), *paths, *([top] if top else [])], warnings, private)
     for path in (script, *paths):
         named = _CREDENTIAL.search(os.path.relpath(path, sync_base)) is not None  # with all that is in it
         for inner in list_all(root, path):
@@ -241,13 +248,14 @@ class _File:
 class _Collection:
     """The files to send. Raises UsageError as soon as there are too many."""
 
-    def __init__(self, root: Path, sources: Sequence[Path], warnings: list[str]) -> None:
+    def __init__(self, root: Path, sources: Sequence[Path], warnings: list[str], private: Path | None) -> None:
         self.files: list[_File] = []
         self.size = 0
         self.credentials: set[str] = set()
         self._root = root
         self._sources = sources  # the files and folders whose content may be sent
         self._warnings = warnings
+        self._private = private
         self._seen: set[str] = set()  # git lists a file in conflict once per side; paths in run.sync may overlap
         self._folders: dict[str, bool] = {}
 
@@ -255,7 +263,8 @@ class _Collection:
         """Add a file. `unnamed`: the part of `path` that run.sync does not name, and that may not name a credential."""
         if path in self._seen or any(map(never_sent, path.split("/"))) or not self._is_here(path):
             return
-        if _CREDENTIAL.search(unnamed):
+        is_private = unnamed not in ("", ".") and self._root / path == self._private
+        if is_private or _CREDENTIAL.search(unnamed):
             self.credentials.add(path)
             return
         self.credentials.discard(path)

@@ -88,3 +88,19 @@ def test_arguments_that_name_files_which_are_kept_back_are_warned_of(
     assert warnings("--data=data/set/train.bin") == (warning,)
     path.write_text("hosts: [a]\nrun: {sync: [auto, ../data/set/train.bin]}\n")
     assert warnings("--data", "data/set/train.bin") == ()
+
+
+@pytest.mark.parametrize(
+    ("notify", "sent"),
+    [
+        ("{events: [end]}", ["inventory.yaml", "train.py"]),
+        ("{webhook: 'https://example.org/T0K3N'}", ["train.py"]),
+    ],
+)
+def test_an_inventory_with_a_webhook_is_not_sent(tmp_path: Path, notify: str, sent: list[str]) -> None:
+    """Whoever knows its address can send messages."""
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / "inventory.yaml"
+    path.write_text(f"hosts: [a]\nrun: {{script: train.py}}\nnotify: {notify}\n")
+    _, snapshot = entrypoint.find(model.load(str(path)), ())
+    assert snapshot is not None and [entry.path for entry in snapshot.files] == sent

@@ -307,6 +307,15 @@ def test_credentials_that_sync_names_are_sent(project: Path) -> None:
     assert paths(take(project / "train.py", ("sub",))) == ["train.py"]
 
 
+def test_a_private_file_is_left_out_unless_sync_names_it(project: Path) -> None:
+    private = put(project / "inventory.yaml")
+    for sync, is_sent in (("auto", False), ((".",), False), (("auto", "inventory.yaml"), True)):
+        found = ship.snapshot(project / "train.py", sync, project, private=private)
+        assert found is not None
+        assert ("inventory.yaml" in paths(found)) is is_sent
+        assert found.credentials == (() if is_sent else ("inventory.yaml",))
+
+
 def test_a_folder_that_is_called_as_one_with_credentials_is_no_reason_to_send_nothing(tmp_path: Path) -> None:
     for name in (".env-lab/project/train.py", ".env-lab/project/key.pem", ".env-lab/common/lib.py"):
         put(tmp_path / name)
