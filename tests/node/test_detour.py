@@ -40,7 +40,7 @@ class Node(Recorder):
         transport = Transport(self, [self.listener])  # type: ignore[arg-type]
         self.side: ClusterLink = WorkerLink(self, transport) if head else HeadLink(self, transport)  # type: ignore[arg-type]
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: Order, until: float | None = None) -> None:
         self.orders.append(order)
 
     def turn(self) -> None:

@@ -173,7 +173,7 @@ def test_an_operation_that_is_not_known_and_a_run_that_is_not_there_are_answers(
     assert refused.value.code == "no-such-run"
     with pytest.raises(Refused, match=r"'\.\./\.\./etc'"):
         host.session.request("stop", {"run_id": "../../etc", "grace": None, "by": "the test"})
-    assert host.session.request("list", {}) == {"runs": [], "ledger": [], "warm": [], "queued": []}
+    assert host.session.request("list", {}) == {"runs": [], "ledger": [], "warm": [], "queued": [], "others": []}
 
 
 def test_a_run_that_is_here_already_is_not_prepared_twice(runs: Runs) -> None:

@@ -99,7 +99,7 @@ def test_of_several_who_start_a_guard_one_succeeds(runs: Runs) -> None:
     for session in sessions:
         session.close()
     assert len(codes) == 4 and codes.count("") == 1 and set(codes) <= {"", "guarded", "held"}
-    guards = [pid for pid in processes._pids() if f"guard {run.run_id}" in processes.command(pid)]
+    guards = [pid for pid in processes.pids() if f"guard {run.run_id}" in processes.command(pid)]
     assert len(guards) == 1
     run.stop()
 
