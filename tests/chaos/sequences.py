@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import multiprocessing
@@ -263,8 +264,6 @@ def is_fair(sequence: Sequence) -> bool:
             return False  # whether the spare was known to be gone when it was needed
         if kinds.count(LOST) and len(kinds) - kinds.count(NOTHING) > kinds.count(LOST):
             return False  # a second failure is noticed while the first is dealt with, or after
-        if len([kind for kind in kinds if kind != NOTHING]) > 1 and now.firsts:
-            return False  # who is weary
         if sequence.max_restarts and len(hurts) > 1 and any(one.kind == "cut" for one in hurts):
             return False  # who is back first
         head_is_cut = sequence.max_restarts and Fault("cut", 0) in burst and not sequence.elects
@@ -272,6 +271,8 @@ def is_fair(sequence: Sequence) -> bool:
             return False  # who of the others is back first
         gone |= {one.host for one in hurts if one.kind != "cut" or sequence.max_restarts == 0}
         now = foresee(now, burst, sequence)
+        if any(len(first) > 1 and first & other for first, other in itertools.permutations(now.firsts, 2)):
+            return False  # who is weary
     return True
 
 
@@ -556,7 +557,7 @@ def play_all(
     numbers: Any = multiprocessing.Queue()
     results: Any = multiprocessing.Queue()
     arguments = (numbers, seed, elects, torchrun, results)
-    workers = [multiprocessing.Process(target=work, args=arguments) for _ in range(labs)]
+    workers = [multiprocessing.Process(target=work, args=arguments, daemon=True) for _ in range(labs)]
     for worker in workers:
         worker.start()
     left = list(wanted)
