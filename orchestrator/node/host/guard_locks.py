@@ -71,8 +71,10 @@ def lock(path: str, what: str, taken: List[int], flags: int) -> int:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             return handle  # a shared disk without locks; the name of the run is locked on every host
         who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
-        end = "`ddp-orch kill INVENTORY %s` ends it" % who.split()[1] if who.startswith("run ") else "end that one"
-        raise Held("%s is taken by %s; %s, or wait for it with --wait" % (what, who or "another run", end)) from None
+        end = "end it with `ddp-orch kill INVENTORY %s`" % who.split()[1] if who.startswith("run ") else "end that one"
+        other = "choose another --name, " if what.startswith("the name ") else ""
+        choices = "%s%s, or wait for it with --wait" % (other, end)
+        raise Held("%s is taken by %s; %s" % (what, who or "another run", choices)) from None
     return handle
 
 
