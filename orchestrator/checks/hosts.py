@@ -64,7 +64,7 @@ def check_hosts(
         _memory(plan, node, fact, findings)
         _shared_output(plan, node, fact, findings)
         _limits(node, fact, findings)
-        _notify(node, fact, findings)
+        _notify(plan, node, fact, findings)
     _unreliable(machines, facts, findings)
     _same_machine(machines, hellos, findings)
     _shared_home(nodes, facts, hellos, findings)
@@ -221,10 +221,11 @@ def _leftovers(node: Node, fact: Facts, findings: Findings) -> None:
         findings.add("warning", "jit-extension-lock", name, message, f"rm {shell_word(lock)}", f"ls {lock}")
 
 
-def _notify(node: Node, fact: Facts, findings: Findings) -> None:
+def _notify(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
+    scheme = (plan.inventory.notify.webhook or "https").partition("://")[0].lower()
     for key, why in fact.notify.items():
         fix = {
-            "webhook": "make it reachable from this host, or set https_proxy in its environment",
+            "webhook": f"make it reachable from this host, or set {scheme}_proxy in its environment",
             "mail": "make the mail server reachable from this host, or install sendmail there",
             "command": "install it there, or set its full path",
         }.get(key, "")

@@ -153,6 +153,13 @@ def test_the_head_is_asked_whether_it_could_notify(notify: str, asked: object) -
     assert [probe.question(made, node, None)["notify"] for node in made.nodes] == [asked, None]
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_the_proxy_of_a_webhook_is_that_of_its_scheme(scheme: str) -> None:
+    inventory = f"hosts: [a, b]\nnotify: {{webhook: '{scheme}://hooks.example.org/secret'}}"
+    (finding,) = found(inventory, {"a": {"notify": {"webhook": "no connection to h:443: No route to host"}}})
+    assert f" {scheme}_proxy " in finding.fix
+
+
 def test_a_notification_that_would_fail_is_a_warning() -> None:
     (finding,) = found("hosts: [a, b]", {"a": {"notify": {"webhook": "no connection to h:443: No route to host"}}})
     assert brief([finding]) == [("warning", "notify-failed", ("a",))]
