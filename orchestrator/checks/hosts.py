@@ -103,8 +103,8 @@ def report_failures(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
                 reason, fix = failure.group.reason, fill_in_members(failure.group.fix, group)
             findings.add("error", code, host, f"{failure.phase}: {reason}", fix, f"try: ssh {host}")
         else:
-            message = str(failure).removeprefix(f"{host}: ")
-            findings.add("error", code, host, message, "", f"try: ssh {host}")
+            problem, fix = getattr(failure, "problem", str(failure)), getattr(failure, "fix", "")
+            findings.add("error", code, host, problem.removeprefix(f"{host}: "), fix, f"try: ssh {host}")
     return findings.all()
 
 

@@ -34,11 +34,13 @@ class SessionLost(UnreachableError):
 
 
 class Refused(OrchError):
-    """The node program refused a request. `code` is the code of a finding."""
+    """The node program refused a request. `code` is the code of a finding; the message ends with `fix`, if any."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, code: str, problem: str, fix: str = "") -> None:
+        super().__init__(f"{problem}; {fix}" if fix else problem)
         self.code = code
+        self.problem = problem
+        self.fix = fix
 
 
 class InvalidAnswer(Refused):
@@ -117,7 +119,7 @@ class Session:
         if status.startswith("old "):
             raise Refused(
                 "remote-env-differs",
-                f"{self.host}: {interpreter_of(python)[-1]} is Python {status[4:]}, but 3.8 or newer is required; "
+                f"{self.host}: {interpreter_of(python)[-1]} is Python {status[4:]}, but 3.8 or newer is required",
                 "set `python` to the absolute path of a newer one",
             )
         if status != "have":
@@ -134,7 +136,7 @@ class Session:
             if len(before) > NOISE_LIMIT:
                 raise Refused(
                     "remote-env-differs",
-                    f"{self.host}: the login shell prints endless output instead of starting Python; "
+                    f"{self.host}: the login shell prints endless output instead of starting Python",
                     f"check what `ssh {self.host} true` prints, and fix ~/.bashrc or similar files",
                 )
             try:
@@ -162,7 +164,7 @@ class Session:
         what = output[-1][:300] if output else f"exit status {status}"
         return Refused(
             "remote-env-differs",
-            f"{self.host}: cannot run {interpreter} in a non-interactive login: {what}; "
+            f"{self.host}: cannot run {interpreter} in a non-interactive login: {what}",
             "set `python` to the absolute path of Python 3.8 or newer, or fix what the login runs instead",
         )
 

@@ -19,6 +19,7 @@ from orchestrator.checks.findings import Findings, outliers_of
 from orchestrator.checks.hosts import check_hosts, path_arguments, report_failures
 from orchestrator.errors import OrchError
 from orchestrator.hosts.fleet import fold_failures
+from orchestrator.hosts.session import Refused
 from orchestrator.inventory import model
 from orchestrator.output.finding import Finding
 from orchestrator.plan import plan
@@ -301,6 +302,13 @@ def test_a_command_without_what_it_said_is_not_evidence_but_to_be_tried() -> Non
 
 
 # --- hosts that were not reached
+
+
+def test_a_host_without_the_python_of_the_inventory_gets_a_finding_with_a_fix() -> None:
+    failure = Refused("remote-env-differs", "a: cannot run /opt/python", "set `python`")
+    assert str(failure) == "a: cannot run /opt/python; set `python`"
+    (finding,) = report_failures({"a": failure})
+    assert (finding.message, finding.fix) == ("cannot run /opt/python", "set `python`")
 
 
 def test_hosts_that_cannot_be_reached_are_findings_with_the_label_of_their_failure() -> None:
