@@ -135,7 +135,7 @@ class Seeded(Dataset[Any]):
     def __getitem__(self, seed_and_index: tuple[int, int]) -> Any:
         seed, index = seed_and_index
         random.seed(seed)
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds all devices: 0.2 ms
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(seed)
         return self.dataset[index]
