@@ -23,11 +23,12 @@ def take(spec: Dict[str, Any], taken: List[int]) -> None:
     """
     if state.is_witness(spec):
         return  # of several runs with the same name, perhaps
-    names = [("GPU %d" % number, "gpu-%d" % number) for number in spec["gpu_ids"]]
-    for what, name in names + [("the name %s" % spec["name"], "name-%s" % spec["name"])]:
+    names = [("GPU %d" % number, "gpu-%d" % number, "") for number in spec["gpu_ids"]]
+    names.append(("the name %s" % spec["name"], "name-%s" % spec["name"], "choose another --name, "))
+    for what, name, choice in names:
         for home in state.homes()[1:]:  # of runs from a time when the state folder was there
-            lock(os.path.join(home, "locks", name), what, taken, os.O_RDWR)
-        handle = lock(os.path.join(state.folder("locks"), name), what, taken, os.O_RDWR | os.O_CREAT)
+            lock(os.path.join(home, "locks", name), what, taken, os.O_RDWR, choice)
+        handle = lock(os.path.join(state.folder("locks"), name), what, taken, os.O_RDWR | os.O_CREAT, choice)
         write_holder(handle, spec)
     memory_folder.make(spec, taken)
 
@@ -58,8 +59,11 @@ def take_output(spec: Dict[str, Any], taken: List[int]) -> None:
     os.fsync(handle)  # the other hosts do not see this host's page cache
 
 
-def lock(path: str, what: str, taken: List[int], flags: int) -> int:
-    """Lock a file and add it to `taken`. -1 where there is no such file, and so nobody who has locked it."""
+def lock(path: str, what: str, taken: List[int], flags: int, choice: str = "") -> int:
+    """Lock a file and add it to `taken`. -1 where there is no such file, and so nobody who has locked it.
+
+    `choice`: what the user can do besides ending the holder or waiting for it, for the text of Held.
+    """
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
@@ -72,8 +76,7 @@ def lock(path: str, what: str, taken: List[int], flags: int) -> int:
             return handle  # a shared disk without locks; the name of the run is locked on every host
         who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
         end = "end it with `ddp-orch kill INVENTORY %s`" % who.split()[1] if who.startswith("run ") else "end that one"
-        other = "choose another --name, " if what.startswith("the name ") else ""
-        choices = "%s%s, or wait for it with --wait" % (other, end)
+        choices = "%s%s, or wait for it with --wait" % (choice, end)
         raise Held("%s is taken by %s; %s" % (what, who or "another run", choices)) from None
     return handle
 
