@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -85,10 +86,19 @@ def hint(error: click.ClickException) -> str | None:
         text = _unknown_option(error, str(context.info_name), argv)
         _suggest(error, current_names(error.possibilities or (), context.command))
         return text
-    extra = error.message.partition("unexpected extra argument (")[2].rstrip(").")
-    if is_inventory(extra) and extra in argv:
-        place = _place(context, argv, extra)
-        return f"this command takes the inventory with -i: {_line([*argv[:place], '-i', *argv[place:]])}"
+    if "unexpected extra argument" in error.message and any(
+        isinstance(param, click.Option) and param.name == "inventory" for param in context.command.params
+    ):
+        return _inventory_first(context, argv)
+    return None
+
+
+def _inventory_first(context: click.Context, argv: Sequence[str]) -> str | None:
+    """A hint if a command that takes the inventory with -i has it among its arguments."""
+    with_value = _options_with_value(context)
+    for place, (before, word) in enumerate(itertools.pairwise(argv), 1):
+        if is_inventory(word) and before not in with_value:
+            return f"this command takes the inventory with -i: {_line([*argv[:place], '-i', *argv[place:]])}"
     return None
 
 
