@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..answers.recorded import RECORD
 from ..errors import OrchError, UsageError
 from ..inventory import writing
 from ..inventory.model import Inventory
 from ..inventory.text_files import STDIN
 from ..output.console import Console, number_of, size
-from ..output.mask import Mask, hide_url_passwords
+from ..output.mask import Mask, credentials_in, hide_url_passwords
 from .context import find_run, load_inventory_of_run, open_fleet, secret_values, stderr_console
 from .report_data import PRIVATE
 
@@ -77,7 +78,11 @@ def _make_mask(inventory: Inventory, run_name: str | None) -> Mask:
     try:
         with open_fleet(inventory, short_timeout=True) as fleet:
             run = find_run(fleet, inventory, run_name, Console(io.StringIO(), colour=False)).run
+            hosts = [host for host in inventory.machines if host.name in run.parts]
+            question = {"run_id": run.run_id}
+            records = fleet.each(hosts, lambda _, session: session.request(RECORD, question), "reading its record").done
         values = secret_values(inventory, run, console)
+        values += [value for record in records.values() if record.spec for value in credentials_in(record.spec.command)]
     except OrchError:  # the parts of the archive tell why
         values = [value for name in inventory.run.secrets if (value := os.environ.get(name))]
     variables = [inventory.run.env, *(host.env for host in inventory.hosts)]

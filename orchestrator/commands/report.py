@@ -21,12 +21,13 @@ from ..hosts.session import Refused
 from ..inventory.model import Host, Inventory
 from ..node.serve.figures import SIGNS
 from ..output import span
-from ..output.lines import Line, Mask, rfc3339
+from ..output.lines import Line, rfc3339
+from ..output.mask import Mask, credentials_in
 from ..output.pipeline import Sink
 from ..runs import diagnose, recent, registry
 from ..runs.follow import LogFilter, View, clock_ahead, span_by_clock_of
 from ..ui import html
-from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_failures
+from .context import find_run, load_inventory_of_run, open_fleet, secret_values, stderr_console, warn_of_failures
 from .report_data import PRIVATE, first_failure, make
 
 LAST_LINES = 40  # of the rank that failed first
@@ -57,7 +58,7 @@ def report(
     with open_fleet(inventory, short_timeout=True) as fleet:
         lookup = find_run(fleet, inventory, run_name, console)
         listing, run = lookup.listing, lookup.run
-        mask = make_mask(inventory, run, console)
+        secrets = secret_values(inventory, run, console)
         of_run = [host for host in inventory.machines if host.name in run.parts]
         arguments = {"run_id": run.run_id}
         answers = fleet.each(of_run, lambda _, session: session.request(RECORD, arguments), "reading its record")
@@ -65,6 +66,8 @@ def report(
         records = {host: answers.done[host] for host in _by_node(run) if host in answers.done}
         if not any(record.run and record.spec for record in records.values()):
             raise UnreachableError(f"no host has a record of run {run.run_id}; nothing was written")
+        commands = [record.spec.command for record in records.values() if record.spec]
+        mask = Mask([*secrets, *(value for command in commands for value in credentials_in(command))])
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session), "reading its clock").done
         by_name = {host.name: host for host in inventory.machines}
         chosen = span_by_clock_of([by_name[name] for name in records], since, until, fleet)

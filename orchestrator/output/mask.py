@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from .terminal import tame
 
@@ -13,12 +14,25 @@ SHORTEST_SECRET = 8  # characters
 
 _NAME = r"(?:[A-Za-z0-9]+[-_.])*(?:api)?(?:key|token|secret|password|passwd|passphrase|credentials?)"
 _WITH_VALUE = re.compile(rf"(?<!\S)(-*{_NAME}=|-+{_NAME}\s+(?!-))\S+", re.IGNORECASE)
+_NAMED = re.compile(rf"-*{_NAME}", re.IGNORECASE)
 _IN_URL = re.compile(r"(://[^\s:/@\"]*:)[^\s/@\"]+(?=@)")
 
 
 def hide_credentials(command: str) -> str:
     """Hide what looks like a credential in a command line of any program: `--api-key ***`, `HF_TOKEN=***`."""
     return hide_url_passwords(_WITH_VALUE.sub(r"\1***", command))
+
+
+def credentials_in(command: Sequence[str]) -> list[str]:
+    """The values that `hide_credentials` hides, from the words of a command line."""
+    values = []
+    for word, following in zip_longest(command, command[1:], fillvalue=""):
+        name, equals, value = word.partition("=")
+        if equals and _NAMED.fullmatch(name):
+            values.append(value)
+        elif word.startswith("-") and _NAMED.fullmatch(word) and not following.startswith("-"):
+            values.append(following)
+    return values
 
 
 def hide_url_passwords(text: str) -> str:

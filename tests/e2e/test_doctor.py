@@ -13,6 +13,7 @@ import pytest
 from .local import orch
 
 SECRET, TOKEN, WEBHOOK = "correct-horse-battery", "staple-of-the-horse", "https://127.0.0.1:9/hook"
+ON_COMMAND_LINE = "hf_of-the-command-line"
 INVENTORY = f"""
 hosts: [{{name: me, address: localhost, python: {sys.executable}}}]
 run: {{launcher: direct, secrets: [MY_SECRET], env: {{API_TOKEN: {TOKEN}, PLAIN: shown}}}}
@@ -32,8 +33,10 @@ def test_the_archive_of_a_failed_run_has_its_cause_and_no_credential(
 ) -> None:
     monkeypatch.setenv("MY_SECRET", SECRET)
     (folder / "inventory.yaml").write_text(INVENTORY)
-    (folder / "train.py").write_text("import os\nprint(os.environ['MY_SECRET'], flush=True)\nraise KeyError('lr')\n")
-    assert orch(folder, "up", "--skip-check", "--", "train.py").returncode == 1
+    (folder / "train.py").write_text(
+        "import os, sys\nprint(os.environ['MY_SECRET'], sys.argv, flush=True)\nraise KeyError('lr')\n"
+    )
+    assert orch(folder, "up", "--skip-check", "--", "train.py", "--hf-token", ON_COMMAND_LINE).returncode == 1
     done = orch(folder, "doctor", "-o", "bug.tar.gz")
     assert done.returncode == 0, done.stderr
     path = folder / "bug.tar.gz"
@@ -44,7 +47,8 @@ def test_the_archive_of_a_failed_run_has_its_cause_and_no_credential(
     assert "exit code 1" in parts["events.txt"]
     assert json.loads(parts["inventory.json"])["run"]["env"] == {"API_TOKEN": "***", "PLAIN": "shown"}
     everything = "".join(parts.values())
-    assert not any(value in everything for value in (SECRET, TOKEN, WEBHOOK))
+    assert not any(value in everything for value in (SECRET, TOKEN, WEBHOOK, ON_COMMAND_LINE))
+    assert "--hf-token" in everything
 
 
 @pytest.mark.timeout(120)

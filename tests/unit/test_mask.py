@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.output.mask import hide_credentials
+from orchestrator.output.mask import credentials_in, hide_credentials
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,8 @@ def test_credentials_in_a_command_line_are_hidden(command: str, shown: str) -> N
 )
 def test_other_words_of_a_command_line_are_shown(command: str) -> None:
     assert hide_credentials(command) == command
+
+
+def test_the_credentials_of_a_command_are_found_to_be_hidden_elsewhere() -> None:
+    command = ["a.py", "--api-key", "sk-1", "--lr", "3", "--hf_token=hf 2", "db.password=three", "--token", "--secret"]
+    assert credentials_in(command) == ["sk-1", "hf 2", "three", ""]
