@@ -16,7 +16,7 @@ from statistics import median
 from ..answers.facts import Facts, Python
 from ..answers.hello import Hello
 from ..output.finding import Finding, Severity
-from ..output.lines import rfc3339
+from ..output.lines import rfc3339, whole_seconds
 from ..output.mask import hide_credentials
 from ..output.terminal import one_line
 from ..plan.plan import Node, Plan, find_script_arguments
@@ -282,7 +282,8 @@ def _unreliable(nodes: list[Node], facts: Mapping[str, Facts], findings: Finding
         message = f"{host}; the last failure: {host.last.what}"
         fix = f"ddp-orch diagnose {host.run_id}; meanwhile make the host a spare, or exclude it with --hosts"
         seen = (
-            f"attempt {host.last.attempt} of run {host.run_id} at {rfc3339(host.last.at)}: {shell_word(host.last.code)}"
+            f"attempt {host.last.attempt} of run {host.run_id} at {whole_seconds(rfc3339(host.last.at))}: "
+            f"{shell_word(host.last.code)}"
         )
         findings.add("warning", "host-unreliable", host.host, message, fix, seen)
 

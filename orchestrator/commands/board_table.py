@@ -93,7 +93,7 @@ HOST_COLUMNS = (
     Column("CPU", 9, 3),
     Column("CPU ▕▏", BAR, 7, True),
     Column("MEM", 5, 5),
-    Column("NET RX/TX", 13, 3),
+    Column("RX/TX B/s", 13, 3),
     Column("NIC %", 5, 5),
     Column("LOAD", TREND, 4, True),
 )
@@ -160,7 +160,7 @@ def host_entry(row: BoardRow, scale: Scale, history: History | None) -> Entry:
         "°C": _plain(or_dash(max((gpu.celsius for gpu in gpus if gpu.celsius is not None), default=None))),
         "CPU": _plain("-" if cpu is None else f"{cpu:.1f}/{now.cores}"),
         "MEM": (f"{used / total:.0%}", _full(used / total)),
-        "NET RX/TX": _plain("-" if None in traffic else "/".join(size_of(value or 0.0) for value in traffic)),
+        "RX/TX B/s": _plain("-" if None in traffic else "/".join(size_of(value or 0.0) for value in traffic)),
         "NIC %": _plain("-" if share is None else f"{share:.0%}"),
     }
     if history is not None:

@@ -12,11 +12,12 @@ from ..answers.recorded import RECORD, Record
 from ..inventory import advice
 from ..inventory.model import Inventory
 from ..output.console import number_of
-from ..output.lines import Mask, presentable, rfc3339
+from ..output.lines import Mask, presentable, rfc3339, whole_seconds
 from ..runs import recent, registry, timeline
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_failures
 
 NEWEST_EVENTS = 8  # shown; `events` shows all
+MOST_FOLDERS = 4  # hosts whose folders are shown; --json has all
 
 
 def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool) -> int:
@@ -106,8 +107,8 @@ def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
     rows = {
         "Run": page["run_id"] if page["name"] == page["run_id"] else f"{page['name']} ({page['run_id']})",
         "State": page["state"] + attempts + (f" of at most {page['max_restarts'] + 1}" if page["max_restarts"] else ""),
-        "Started": f"{page['started_at']} by {page['by']}",
-        "Ended": page["ended_at"],
+        "Started": f"{whole_seconds(page['started_at'])} by {page['by']}",
+        "Ended": page["ended_at"] and whole_seconds(page["ended_at"]),
         "First failure": page["first_failure"],
         "Command": page["command"],
         "Launcher": page["launcher"],
@@ -123,7 +124,8 @@ def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
         ranks = "-" if first is None or node["witness"] else f"{first}-{first + count - 1}" if count > 1 else str(first)
         exits = node["signal"] or ("" if node["exit_code"] is None else node["exit_code"])
         number = "-" if node["node_rank"] is None else node["node_rank"]
-        place = f"{node['role']:<7} {number:>4} {ranks:>9}"
+        role = "active" if node["role"] == "team" else node["role"]
+        place = f"{role:<7} {number:>4} {ranks:>9}"
         lines.append(f"{node['host']:<20} {place}  {node['state']:<10} {exits}".rstrip())
     if page["events"]:
         left_out = len(page["events"]) - NEWEST_EVENTS
@@ -131,13 +133,17 @@ def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
             "",
             "Events" + (f" (the last {NEWEST_EVENTS}; all: {all_events}):" if left_out > 0 else ":"),
         ]
-        lines += [f"  {event['at'][:19]}Z  {event['what']}" for event in page["events"][-NEWEST_EVENTS:]]
+        lines += [f"  {whole_seconds(event['at'])}  {event['what']}" for event in page["events"][-NEWEST_EVENTS:]]
     if page["files"]:
         lines += ["", "Files on the hosts (record and log; outputs):"]
-        for host, files in page["files"].items():
+        hosts = list(page["files"])
+        for host in hosts[:MOST_FOLDERS]:
+            files = page["files"][host]
             lines += [
                 f"  {host}:",
                 f"    {files['record']}",
                 *([f"    {files['outputs']}"] if files["outputs"] else []),
             ]
+        if len(hosts) > MOST_FOLDERS:
+            lines.append(f"  and on {number_of(len(hosts) - MOST_FOLDERS, 'more host')}: see describe --json")
     return [*lines, ""]

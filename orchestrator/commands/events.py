@@ -10,7 +10,7 @@ from ..errors import OrchError, UnreachableError
 from ..hosts.fleet import Fleet
 from ..inventory.model import Host, Inventory
 from ..output import span
-from ..output.lines import presentable, rfc3339
+from ..output.lines import presentable, rfc3339, whole_seconds
 from ..runs import registry, timeline
 from ..runs.follow import clock_ahead
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console
@@ -44,7 +44,7 @@ def events(
         print(json.dumps({"run_id": lookup.run.run_id, "events": rows}, indent=2))
     else:
         for row in rows:
-            print(f"{str(row['at'])[:19]}Z  {row['seconds']:>9.1f} s  {row['what']}")
+            print(f"{whole_seconds(str(row['at']))}  {row['seconds']:>9.1f} s  {row['what']}")
     return 0
 
 

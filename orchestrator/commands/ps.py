@@ -15,7 +15,7 @@ from ..inventory.advice import command
 from ..inventory.model import Host
 from ..inventory.run_ids import made_at
 from ..output.console import Console, fold, number_of
-from ..output.lines import parse_time, rfc3339
+from ..output.lines import parse_time, rfc3339, whole_seconds
 from ..runs import registry
 from ..runs.queued_runs import QueuedRun
 from ..ui.text_table import print_table
@@ -60,7 +60,7 @@ def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json:
         _print_warm(listing.warm)
         _print_others(listing.others, time.time())
     for unreliable in find_unreliable(listing.ledgers):
-        last = f"{unreliable.last.what} (run {unreliable.run_id}, {rfc3339(unreliable.last.at)})"
+        last = f"{unreliable.last.what} (run {unreliable.run_id}, {whole_seconds(rfc3339(unreliable.last.at))})"
         console.warning(f"{unreliable.host} {unreliable}; the last failure: {last}")
     return UnreachableError.exit_code if listing.failed else 0
 

@@ -237,6 +237,11 @@ def rfc3339(at: float) -> str:
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{microseconds:06d}Z"
 
 
+def whole_seconds(time: str) -> str:
+    """A time of `rfc3339` for people, who do not need its microseconds."""
+    return time[:19] + "Z" if len(time) > 19 else time
+
+
 class Merger:
     """Merges the lines of several hosts by time. Never changes the order within a stream.
 

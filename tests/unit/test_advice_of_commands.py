@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.describe import NEWEST_EVENTS, _lines
+from orchestrator.commands.describe import MOST_FOLDERS, NEWEST_EVENTS, _lines
 from orchestrator.commands.restart import repeat
 from orchestrator.commands.trust import sharing_a_key
 from orchestrator.commands.up import UpOptions
@@ -27,16 +27,24 @@ def test_a_restarted_run_is_watched_as_before_unless_it_is_detached(detach: bool
     assert ("--watch" in again.command("/i.yaml")) is not detach
 
 
-def test_describe_names_the_command_that_shows_all_events() -> None:
+def page_of_describe(**given: object) -> dict[str, object]:
     names = "run_id name state started_at by ended_at first_failure command launcher inventory"
-    page = dict.fromkeys(names.split(), "x")
+    lists: dict[str, object] = {"setup": [], "nodes": [], "events": [], "files": {}, "ranks": {}}
+    return dict.fromkeys(names.split(), "x") | lists | {"attempt": 1, "max_restarts": 0, "workdir": "/x"} | given
+
+
+def test_describe_names_the_command_that_shows_all_events() -> None:
     event = {"at": "2026-11-24T20:00:00Z", "what": "it began"}
-    lists = {"setup": [], "nodes": [], "events": [event] * (NEWEST_EVENTS + 1), "files": {}, "ranks": {}}
-    lines = _lines(
-        {**page, **lists, "attempt": 1, "max_restarts": 0, "workdir": None, "code": None},
-        "ddp-orch events mine -i i.yaml",
-    )
+    lines = _lines(page_of_describe(events=[event] * (NEWEST_EVENTS + 1), code=None), "ddp-orch events mine -i i.yaml")
     assert any("ddp-orch events mine -i i.yaml" in line for line in lines)
+
+
+def test_describe_shows_the_folders_of_few_hosts_and_no_microseconds() -> None:
+    files = {f"h{number}": {"record": f"/r{number}", "outputs": None} for number in range(MOST_FOLDERS + 2)}
+    page = page_of_describe(code=None, files=files, started_at="2026-11-24T20:00:00.123456Z")
+    lines = "\n".join(_lines(page, "x"))
+    assert "20:00:00Z" in lines and "123456" not in lines
+    assert f"/r{MOST_FOLDERS - 1}" in lines and f"/r{MOST_FOLDERS}" not in lines and "2 more hosts" in lines
 
 
 def test_hosts_with_the_same_key_are_named() -> None:
