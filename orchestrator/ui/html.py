@@ -320,7 +320,11 @@ def _finding(finding: Mapping[str, Any]) -> str:
 
 
 def _charts(series: Mapping[str, Any], titles: Mapping[str, str], x_name: str) -> str:
-    shown = [chart(title, _few(series[name]), x_name) for name, title in titles.items() if series[name]]
+    shown = [
+        chart(title, _few(series[name]), x_name, from_zero=name != "loss")
+        for name, title in titles.items()
+        if series[name]
+    ]
     return f'<div class="charts">{"".join(shown)}</div>' if shown else ""
 
 

@@ -16,8 +16,13 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 Points = Sequence[tuple[float, float]]
 
 
-def chart(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[float] = ()) -> str:
-    """An SVG figure. `lines` by name; `marks` are vertical lines. Values that are not finite are left out."""
+def chart(
+    title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[float] = (), *, from_zero: bool = True
+) -> str:
+    """An SVG figure. `lines` by name; `marks` are vertical lines. Values that are not finite are left out.
+
+    `from_zero`: the axis of the values contains 0. A loss does not need it: it would be flat at the top.
+    """
     finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in lines.items()}
     series = {name: _thin(points) for name, points in finite.items() if points}
     if not series:
@@ -25,7 +30,11 @@ def chart(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
     x0, x1 = min(xs), max(xs)
-    y0, y1 = min(0.0, min(ys)), max(ys)
+    y0, y1 = min(ys), max(ys)
+    if from_zero:
+        y0 = min(0.0, y0)
+    else:
+        y0 -= (y1 - y0) * HEADROOM
     y1 += (y1 - y0) * HEADROOM
     x1, y1 = x1 + (x1 == x0), y1 + (y1 == y0)
     inner_width, inner_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM

@@ -331,6 +331,17 @@ def test_numbers_that_are_none_and_lines_of_one_point_can_be_drawn() -> None:
     assert "<polyline" in chart("loss", {"a": [(0.0, 0.0), (1.0, 0.0)]}, "step")
 
 
+def test_a_loss_that_hardly_falls_fills_its_chart() -> None:
+    def span(**options: bool) -> float:
+        drawn = chart("loss", {"a": [(0.0, 11.0), (1.0, 10.5)]}, "step", **options)
+        (where,) = re.findall(r'polyline points="([^"]+)"', drawn)
+        first, last = (float(place.split(",")[1]) for place in where.split())
+        return last - first
+
+    assert span() < 10 < 100 < span(from_zero=False)
+    assert "<polyline" in chart("loss", {"a": [(0.0, 2.0), (1.0, 2.0)]}, "step", from_zero=False)
+
+
 def test_of_a_lost_run_only_the_host_that_was_lost_is_called_so() -> None:
     known = records()
     lost = {**VERDICT, "state": "lost", "first_failure": {**FIRST, "what": "host lost", "rank": None}}
