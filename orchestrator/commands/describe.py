@@ -14,6 +14,7 @@ from ..inventory.model import Inventory
 from ..output.console import number_of
 from ..output.lines import Mask, presentable, rfc3339, whole_seconds
 from ..runs import recent, registry, timeline
+from ..ui.event_rows import fold_ends
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_failures
 
 NEWEST_EVENTS = 8  # shown; `events` shows all
@@ -67,7 +68,7 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
         "max_restarts": spec.max_restarts if spec else None,
         "ranks": {host: [part.first_rank, part.nproc] for host, part in run.parts.items()},
         "first_failure": shown(failure) if (failure := _first_failure(run)) else None,
-        "events": [{"at": rfc3339(entry.at), "what": shown(entry.what)} for entry in events],
+        "events": [{"at": rfc3339(entry.at), "kind": entry.kind, "what": shown(entry.what)} for entry in events],
         "files": {
             host: {"record": shown(record.folder), "outputs": shown(record.output) if record.output else None}
             for host, record in records.items()
@@ -127,13 +128,13 @@ def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
         role = "active" if node["role"] == "team" else node["role"]
         place = f"{role:<7} {number:>4} {ranks:>9}"
         lines.append(f"{node['host']:<20} {place}  {node['state']:<10} {exits}".rstrip())
-    if page["events"]:
-        left_out = len(page["events"]) - NEWEST_EVENTS
+    if events := fold_ends(page["events"]):
+        left_out = len(events) - NEWEST_EVENTS
         lines += [
             "",
             "Events" + (f" (the last {NEWEST_EVENTS}; all: {all_events}):" if left_out > 0 else ":"),
         ]
-        lines += [f"  {whole_seconds(event['at'])}  {event['what']}" for event in page["events"][-NEWEST_EVENTS:]]
+        lines += [f"  {whole_seconds(event['at'])}  {event['what']}" for event in events[-NEWEST_EVENTS:]]
     if page["files"]:
         lines += ["", "Files on the hosts (record and log; outputs):"]
         hosts = list(page["files"])

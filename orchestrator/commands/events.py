@@ -13,6 +13,7 @@ from ..output import span
 from ..output.lines import presentable, rfc3339, whole_seconds
 from ..runs import registry, timeline
 from ..runs.follow import clock_ahead
+from ..ui.event_rows import fold_ends
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console
 
 
@@ -43,7 +44,7 @@ def events(
     if as_json:
         print(json.dumps({"run_id": lookup.run.run_id, "events": rows}, indent=2))
     else:
-        for row in rows:
+        for row in fold_ends(rows):
             print(f"{whole_seconds(str(row['at']))}  {row['seconds']:>9.1f} s  {row['what']}")
     return 0
 

@@ -2,6 +2,7 @@
 
 progress  the progress of work on many hosts
 text_table  a table of plain rows
+event_rows  the events of a run, shorter
 host_table  a table of hosts (`check`)
 html      a report as one HTML file
 log_section  its log, with a search field

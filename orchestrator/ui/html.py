@@ -12,6 +12,7 @@ from typing import Any
 
 from ..output.console import fold
 from . import bands, log_section
+from .event_rows import fold_ends
 from .svg import chart, short
 
 STYLE = """
@@ -370,7 +371,7 @@ def _timeline(timeline: Sequence[Mapping[str, Any]]) -> str:
     rows = "".join(
         f"<tr>{_cell(event['at'][:23].replace('T', ' '))}{_cell(format(event['seconds'], '.1f'))}"
         f'<td class="{escape(event["kind"])}">{escape(event["what"])}</td></tr>'
-        for event in timeline
+        for event in fold_ends(timeline)
     )
     return _framed(("time (UTC)", "after, s", "what"), rows)
 

@@ -34,7 +34,7 @@ def page_of_describe(**given: object) -> dict[str, object]:
 
 
 def test_describe_names_the_command_that_shows_all_events() -> None:
-    event = {"at": "2026-11-24T20:00:00Z", "what": "it began"}
+    event = {"at": "2026-11-24T20:00:00Z", "kind": "change", "what": "it began"}
     lines = _lines(page_of_describe(events=[event] * (NEWEST_EVENTS + 1), code=None), "ddp-orch events mine -i i.yaml")
     assert any("ddp-orch events mine -i i.yaml" in line for line in lines)
 
