@@ -107,7 +107,7 @@ def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
     attempts = f", {number_of(page['attempt'], 'attempt')}"
     rows = {
         "Run": page["run_id"] if page["name"] == page["run_id"] else f"{page['name']} ({page['run_id']})",
-        "State": page["state"] + attempts + (f" of at most {page['max_restarts'] + 1}" if page["max_restarts"] else ""),
+        "State": page["state"] + attempts + (f" (run.max_restarts: {page['max_restarts']})" if page["max_restarts"] else ""),
         "Started": f"{whole_seconds(page['started_at'])} by {page['by']}",
         "Ended": page["ended_at"] and whole_seconds(page["ended_at"]),
         "First failure": page["first_failure"],
