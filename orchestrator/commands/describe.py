@@ -105,9 +105,11 @@ def _first_failure(run: registry.Run) -> str | None:
 def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
     """`all_events`: the command that shows them."""
     attempts = f", {number_of(page['attempt'], 'attempt')}"
+    if page["max_restarts"]:
+        attempts += f" (run.max_restarts: {page['max_restarts']})"
     rows = {
         "Run": page["run_id"] if page["name"] == page["run_id"] else f"{page['name']} ({page['run_id']})",
-        "State": page["state"] + attempts + (f" (run.max_restarts: {page['max_restarts']})" if page["max_restarts"] else ""),
+        "State": page["state"] + attempts,
         "Started": f"{whole_seconds(page['started_at'])} by {page['by']}",
         "Ended": page["ended_at"] and whole_seconds(page["ended_at"]),
         "First failure": page["first_failure"],
