@@ -131,12 +131,14 @@ def _try(program: Program, lab: Lab) -> str:
     if ended == "exit code 0" and ranks == {(str(rank), str(expected)) for rank in range(program.ranks)}:
         return f"done, {time.monotonic() - began:.0f} s"
     (Path("/tmp") / f"ddp-orch-{program.name.split()[0].rstrip(',')}.log").write_text(output)
-    return f"FAILED: {ended}, ranks {sorted(ranks)}: {_last_line(output)}"
+    return f"FAILED: {ended}, ranks {sorted(ranks)}: {_reason(output)}"
 
 
-def _last_line(output: str) -> str:
-    lines = [line for line in output.strip().splitlines() if line.strip()]
-    return re.sub(r"\x1b\[[0-9;]*m", "", lines[-1])[:120] if lines else "no output"
+def _reason(output: str) -> str:
+    """The evidence of the first cause, else the last line."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in output.splitlines() if line.strip()]
+    evidence = [line.strip(" |") for line in lines if line.startswith("  | ")]
+    return (evidence or lines[-1:] or ["no output"])[0][:120]
 
 
 if __name__ == "__main__":

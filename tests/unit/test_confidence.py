@@ -62,6 +62,15 @@ def test_a_missing_file_on_all_ranks_is_confident() -> None:
     assert found(one + one.replace("rank0", "rank1")) == ("dataset-missing", "high")
 
 
+@pytest.mark.parametrize("kind", ["ImportError", "OSError"])
+def test_a_library_that_cannot_be_loaded_is_not_missing_data(kind: str) -> None:
+    text = ERROR + f"{kind}: libcudnn.so.8: cannot open shared object file: No such file or directory\n"
+    logs = [("a.log", text), ("b.log", text.replace("rank0", "rank1"))]
+    assert [each.code for each in diagnose(transcript.parse_logs(logs)).findings] == ["script-import-error"]
+    logs[1] = ("b.log", "[rank1]: step 1 loss 2\n")
+    assert diagnose(transcript.parse_logs(logs)).findings[0].code == "missing-module-on-host"
+
+
 @pytest.mark.parametrize(
     "line",
     [
