@@ -9,6 +9,7 @@ settings       `up --set`: values that replace those of the file
 nearest_key    which key was probably meant by an unknown one
 notifications  the values of the keys of `notify`
 values         kinds of values: how to read, check and write each
+document       the document of a file, or what a file of another tool is
 yaml_source    YAML -> nodes that know their line
 paths          where relative paths start
 text_files     read a file that a user names

@@ -27,6 +27,8 @@ NAMES = (
     "ray",
     "vllm",
     "sglang",
+    "skypilot",
+    "dstack",
 )
 OF_HOST = (
     "node_rank",
@@ -40,6 +42,7 @@ OF_HOST = (
     "host",
     "hosts",
     "addresses",
+    "address_lines",
     "tf_config",
     "run",
     "job_id",

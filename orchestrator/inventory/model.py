@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import InventoryError
-from . import container, launcher_rows, recovery, via
+from . import container, document, launcher_rows, recovery, via
 from . import settings as command_line
 from .container import Container
 from .hostnames import jump_hosts, nearest
@@ -22,8 +20,8 @@ from .sources import reference, schedulers
 from .sources.fill_in import fill_in
 from .sources.read_source import read_source
 from .text_files import STDIN, read_text
-from .values import Reading, describe, shown
-from .yaml_source import Map, Mark, Scalar, YamlProblem, compose
+from .values import Reading, shown
+from .yaml_source import Mark
 
 DEFAULT = "inventory.yaml"
 SIMILAR = 0.8  # of 1; a file name this similar is suggested
@@ -196,7 +194,7 @@ def parse(
     """Parse the text of the inventory `path`, as `load` does."""
     named = reference.parse(path)
     place = named.file or path
-    root = command_line.apply(_compose(text, place), settings)
+    root = command_line.apply(document.read(text, place), settings)
     folder = Path() if named.source or place == STDIN else Path(place).parent
     filled = fill_in(root, place, named.source, lambda source: read_source(source, folder, variables))
     reading = Reading()
@@ -240,21 +238,6 @@ def parse(
     if reading.problems:
         raise InventoryError(_report(place, settings, reading))
     return inventory
-
-
-def _compose(text: str, path: str) -> Map:
-    try:
-        root = compose(text)
-    except YamlProblem as exc:
-        if re.search(r"^\[[\w.-]+(:\w+)?\]$", text, re.MULTILINE):
-            message = "this is an INI file, as Ansible uses; an inventory is YAML. To use its hosts: "
-            raise InventoryError(f"{path}: {message}@ansible:{shlex.quote(path)}") from exc
-        raise InventoryError(f"{path}:{exc.mark.line + 1}: {shown(exc.message, 500)}") from exc
-    if not isinstance(root, Map):
-        problem = "the file is empty" if isinstance(root, Scalar) and root.null else f"got {describe(root)}"
-        place = f"{path}:{root.mark.line + 1}"
-        raise InventoryError(f"{place}: expected a mapping, for example `hosts: [lovelace, hopper]`; {problem}")
-    return root
 
 
 def _place(path: str, settings: Sequence[str], mark: Mark, key: str = "") -> str:

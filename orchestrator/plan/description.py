@@ -25,7 +25,7 @@ AUTO_VALUES = {
     "attempt": "1",
     "threads": "auto",
 }
-AUTO_PLACES = ("job_id", "threads", "hosts", "addresses", "tf_config")
+AUTO_PLACES = ("job_id", "threads", "hosts", "addresses", "address_lines", "tf_config")
 
 
 def as_text(plan: Plan) -> str:

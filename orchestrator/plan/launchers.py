@@ -214,6 +214,31 @@ PRESETS = (
         ready=_HEALTH,
         port=30000,
     ),
+    # what the `run` of a task of SkyPilot reads, and the `commands` of one of dstack
+    Launcher(
+        "skypilot",
+        scope="host",
+        env={
+            "SKYPILOT_NODE_IPS": "{address_lines}",
+            "SKYPILOT_NODE_RANK": "{node_rank}",
+            "SKYPILOT_NUM_NODES": "{nnodes}",
+            "SKYPILOT_NUM_GPUS_PER_NODE": "{nproc_per_node}",
+            "SKYPILOT_TASK_ID": "{run}",
+        },
+    ),
+    Launcher(
+        "dstack",
+        scope="host",
+        env={
+            "DSTACK_NODES_IPS": "{address_lines}",
+            "DSTACK_MASTER_NODE_IP": "{master_addr}",
+            "DSTACK_NODE_RANK": "{node_rank}",
+            "DSTACK_NODES_NUM": "{nnodes}",
+            "DSTACK_GPUS_PER_NODE": "{nproc_per_node}",
+            "DSTACK_GPUS_NUM": "{world_size}",
+            "DSTACK_RUN_NAME": "{run}",
+        },
+    ),
 )
 
 _TORCHRUN_MODULE = ("-m", "torch.distributed.run")

@@ -120,6 +120,25 @@ def test_commands_find_all_hosts_of_their_attempt(runs: Runs, options: str) -> N
         assert json.loads(found["env"]["TF_CONFIG"]) == expected
 
 
+@pytest.mark.parametrize(
+    ("launcher", "count", "gpus", "addresses"),
+    [
+        ("skypilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE", "SKYPILOT_NODE_IPS"),
+        ("dstack", "DSTACK_NODES_NUM", "DSTACK_GPUS_PER_NODE", "DSTACK_NODES_IPS"),
+    ],
+)
+def test_scripts_of_rented_hosts_find_the_variables_that_they_know(
+    runs: Runs, launcher: str, count: str, gpus: str, addresses: str
+) -> None:
+    run = runs.start(RUN_PROGRAM, "{python}", "-c", TELL, nproc=(2, 2), launcher=launcher)
+    run.wait_over()
+    for node in range(2):
+        env = told(run, node, f"1.{node}.out")["env"]
+        assert (env[count], env[gpus], env[addresses]) == ("2", "2", "127.0.0.1\n127.0.0.1")
+        assert env[f"{launcher.upper()}_NODE_RANK"] == str(node) == env["NODE_RANK"]
+    assert launcher == "skypilot" or (env["DSTACK_MASTER_NODE_IP"], env["DSTACK_GPUS_NUM"]) == ("127.0.0.1", "4")
+
+
 def test_ranks_of_a_launcher_find_all_hosts(runs: Runs) -> None:
     own = '{mine: {scope: rank, env: {PEERS: "{hosts}"}}}'
     run = runs.start(TELL, nproc=(1, 2), launcher="mine", own_launchers=own)

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Set
 from ..gang import gang_events
 from ..host import network
 
-OF_ALL_HOSTS = ("hosts", "addresses", "tf_config")  # what only the head knows
+OF_ALL_HOSTS = ("hosts", "addresses", "address_lines", "tf_config")  # what only the head knows
 COMMAND = "{command}"  # in a launcher's argv: the user's words
 _PLACE = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{([a-z_]+)\}\}|\{([a-z_]+)\})")
 
@@ -69,6 +69,7 @@ def _of_all_hosts(order: gang_events.Run) -> Dict[str, str]:
     return {
         "hosts": ",".join(network.endpoint(address, ranks) for address, ranks in order.hosts),
         "addresses": ",".join(address for address, _ in order.hosts),
+        "address_lines": "\n".join(address for address, _ in order.hosts),
         "tf_config": json.dumps({"cluster": {"worker": workers}, "task": task}),
     }
 

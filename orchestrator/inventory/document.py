@@ -1,0 +1,52 @@
+"""The YAML document of an inventory, or what another file is that was given in its place. No IO."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from ..errors import InventoryError
+from .values import describe, shown
+from .yaml_source import Map, Scalar, YamlProblem, compose
+
+_INI_SECTION = re.compile(r"^\[[\w.-]+(:\w+)?\]$", re.MULTILINE)
+# keys of other files that no inventory has
+_SKYPILOT = {"resources", "num_nodes", "file_mounts", "envs"}
+_DSTACK = {"commands", "nodes"}
+_ACCELERATE = {"compute_environment", "distributed_type"}
+
+
+def read(text: str, path: str) -> Map:
+    """Raises InventoryError."""
+    try:
+        root = compose(text)
+    except YamlProblem as exc:
+        if _INI_SECTION.search(text):
+            message = "this is an INI file, as Ansible uses; an inventory is YAML. To use its hosts: "
+            raise InventoryError(f"{path}: {message}@ansible:{shlex.quote(path)}") from exc
+        raise InventoryError(f"{path}:{exc.mark.line + 1}: {shown(exc.message, 500)}") from exc
+    if not isinstance(root, Map):
+        problem = "the file is empty" if isinstance(root, Scalar) and root.null else f"got {describe(root)}"
+        place = f"{path}:{root.mark.line + 1}"
+        raise InventoryError(f"{place}: expected a mapping, for example `hosts: [lovelace, hopper]`; {problem}")
+    if other := _other_tool(root, path):
+        raise InventoryError(f"{path}:1: {other}")
+    return root
+
+
+def _other_tool(root: Map, path: str) -> str | None:
+    """What to do with a file that describes a job of another tool."""
+    keys = {key.text for key, _ in root.items if isinstance(key, Scalar)}
+    if "hosts" in keys:
+        return None
+    if keys & _ACCELERATE:
+        start = f"ddp-orch up -- accelerate launch --config_file {shlex.quote(path)} SCRIPT"
+        return f"this is a configuration of accelerate, not an inventory. To use it: {start}"
+    tool = "SkyPilot" if keys & _SKYPILOT else "dstack" if keys & _DSTACK and "type" in keys else None
+    if tool is None:
+        return None
+    lines = "run" if tool == "SkyPilot" else "commands"
+    return (
+        f"this is a task of {tool}; an inventory lists hosts. Write one with `ddp-orch init HOST...`, put the lines of "
+        f"`{lines}` into a script, and start it: ddp-orch up --set run.launcher={tool.lower()} -- bash SCRIPT"
+    )
