@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -20,7 +19,6 @@ from ..errors import FindingsError
 from ..hosts.fleet import Fleet, combine
 from ..inventory import run_ids, selection
 from ..inventory.advice import complete_commands
-from ..output import lines as logs
 from ..output.console import wants_colour
 from ..output.finding import SEVERITIES, Finding
 from ..output.terminal import tame
@@ -118,7 +116,6 @@ def _try_network(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings:
 def _launch_context() -> launch.LaunchContext:
     """For the run of `--deep`: its hosts have been checked, and it needs no secrets."""
     return launch.LaunchContext(
-        created_at=logs.rfc3339(time.time()),
         by="check --deep",
         secrets={},
         run_key=secrets.token_bytes(32),

@@ -22,7 +22,7 @@ from ..inventory.model import Host, Inventory
 from ..inventory.sources.batch_job import BatchJob
 from ..inventory.sources.schedulers import current_scheduler
 from ..output.console import Console, all_but
-from ..output.lines import Mask, rfc3339
+from ..output.lines import Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import tame
 from ..plan import accelerate, accelerate_ranks, description, entrypoint, invocation
@@ -136,7 +136,6 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
     for warning in describe_unmasked(run_id, secrets_of_run):
         console.warning(warning)
     context = launch.LaunchContext(
-        created_at=rfc3339(time.time()),
         by=whoami(),
         secrets=secrets_of_run,
         run_key=secrets.token_bytes(32),

@@ -27,6 +27,7 @@ from ..inventory.model import Host
 from ..inventory.selection import select
 from ..output.console import all_but, fold, fold_messages, number_of, size
 from ..output.finding import Finding
+from ..output.lines import rfc3339
 from ..plan import description, job_limit, node_spec
 from ..plan import plan as planning
 from ..plan.entrypoint import TRAINER
@@ -51,8 +52,6 @@ HELD_CODES = frozenset(
 class LaunchContext:
     """What a launch needs besides the plan."""
 
-    created_at: str
-    """The time of the launch, RFC 3339."""
     by: str
     """Who starts the run: user@machine of the controller."""
     secrets: Mapping[str, str]
@@ -206,12 +205,13 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
     """Prepare the head, then the others, then start the run. If that fails, abort it wherever it was prepared."""
     head, *others = [node.host for node in resolved.nodes]
     numbers = {node.host.name: number for number, node in enumerate(resolved.nodes)}
+    started_at = rfc3339(time.time())  # not of the command, which may have waited in a queue
     measured = bandwidths.recall(head, others)
     fastest_first = bandwidths.fastest(measured) if measured else None
     sessions: dict[str, Session] = {}  # a prepared guard obeys only the session that prepared it, and ends with it
 
     def prepare(host: Host, session: Session, operation: Operation[P], head_endpoints: Arguments | None) -> P:
-        spec = node_spec.spec(resolved, numbers[host.name], facts, created_at=context.created_at, by=context.by)
+        spec = node_spec.spec(resolved, numbers[host.name], facts, created_at=started_at, by=context.by)
         private = node_spec.private(resolved, numbers[host.name], run_key=context.run_key, secrets=context.secrets)
         sessions[host.name] = session
         if host.witness:  # it takes no part in the rendezvous

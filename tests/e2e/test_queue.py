@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from lab.lab import Lab
 from lab.waiting import wait_until
+
+from orchestrator.output.lines import rfc3339
 
 from .driver import assert_clean, attached, code, ok, orch, runs, script, start, wait_for_state
 
@@ -75,6 +78,7 @@ def test_runs_with_overlapping_hosts_start_in_the_order_in_which_they_were_queue
     table = ok(orch(lab3, "ps", "-i", inventory)).stdout.splitlines()
     assert table[2].split()[1:3] == ["second", "queued"] and table[2].endswith("node-[1-2]")
     end(lab3, "third")  # it ends at once when it has begun
+    first_ended = rfc3339(time.time())
     end(lab3, "first")
     run = second.started()
     assert not third.has_ended()
@@ -82,8 +86,10 @@ def test_runs_with_overlapping_hosts_start_in_the_order_in_which_they_were_queue
     third.wait_for(f"waiting for run {run} (second, of ")
     end(lab3, "second")
     wait_for_state(lab3, inventory, third.started(), "succeeded")
-    ids = list(runs(lab3, inventory))
-    assert len(ids) == 3
+    of_runs = {run["name"]: run for run in runs(lab3, inventory).values()}
+    assert len(of_runs) == 3
+    # a run has not run while it waited
+    assert of_runs["first"]["started_at"] < first_ended < of_runs["second"]["started_at"]
     assert_clean(lab3)
 
 
