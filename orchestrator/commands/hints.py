@@ -87,6 +87,8 @@ def hint(error: click.ClickException) -> str | None:
     argv = context.meta.get(ARGV, ())
     if isinstance(error, click.NoSuchOption):
         text = _unknown_option(error, str(context.info_name), argv)
+        if text is None and len(error.option_name) == 2:
+            _suggest(error, _options_with_initial(error.option_name[1], context))
         _suggest(error, current_names(error.possibilities or (), context.command))
         return text
     if "unexpected extra argument" in error.message and any(
@@ -103,6 +105,11 @@ def _inventory_first(context: click.Context, argv: Sequence[str]) -> str | None:
         if is_inventory(word) and before not in with_value:
             return f"this command takes the inventory with -i: {_line([*argv[:place], '-i', *argv[place:]])}"
     return None
+
+
+def _options_with_initial(letter: str, context: click.Context) -> list[str]:
+    options = [param for param in context.command.params if isinstance(param, click.Option) and not param.hidden]
+    return sorted(name for option in options for name in option.opts if name.startswith(f"--{letter}"))
 
 
 def _suggest(error: click.NoSuchOption, options: list[str]) -> None:
