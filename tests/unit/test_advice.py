@@ -167,7 +167,6 @@ def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(text: str, do
         model.parse(text, "i.yaml"), run_id="R", name="R", command=("-u", "x.py"), code=None, env={}, debug=False
     )
     context = launch.LaunchContext(
-        created_at="",
         by="",
         secrets={},
         run_key=b"",

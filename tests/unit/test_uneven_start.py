@@ -16,7 +16,6 @@ def warnings(text: str, resuming: set[str], code: plan.Code | None = None) -> li
     of = plan.make(inventory, run_id="R", name="mine", command=("-u", "x.py"), code=code, env={}, debug=False)
     warned: list[str] = []
     context = launch.LaunchContext(
-        created_at="",
         by="",
         secrets={},
         run_key=b"",
