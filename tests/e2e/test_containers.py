@@ -17,11 +17,13 @@ from .driver import COUNTER, counts, lines_of, ok, orch, script, start, wait_for
 
 IMAGE = "localhost/empty:1"
 IMPORT = f"tar --owner 0 --group 0 -C image -c . | podman import - {IMAGE}"
+# enroot's hook for GPUs reads etc/environment, which has this line in NVIDIA's images
 MAKE_FOLDER = """
 mkdir -p image/usr image/etc image/proc image/dev image/sys image/run image/home image/opt image/var image/inside
 mkdir -m 1777 image/tmp
 for folder in bin sbin lib lib64; do ln -s usr/$folder image/$folder; done
 echo saved > image/inside/word
+echo NVIDIA_VISIBLE_DEVICES=all > image/etc/environment
 """
 MAKE_IMAGE = MAKE_FOLDER + IMPORT
 # of the engines whose images are files; apptainer's package makes the folder in which it mounts them
@@ -288,10 +290,11 @@ def file_lab(request: pytest.FixtureRequest, make_lab: Callable[..., Lab]) -> tu
 @pytest.mark.parametrize("launcher", ["torchrun", "direct"])
 def test_ranks_train_in_images_that_are_files(file_lab: tuple[Lab, str, str], launcher: str) -> None:
     lab, engine, image = file_lab
-    inventory = inventory_of(lab, "auto", image, launcher=launcher)
+    inventory = inventory_of(lab, "auto", image, launcher=launcher, env={"LD_LIBRARY_PATH": "/x"})
     found = json.loads(ok(orch(lab, "check", inventory, "--quick", "--json")).stdout)
     assert not [each for each in found["findings"] if each["code"].startswith("container-")]
-    run_id = start(lab, inventory, "--", script(lab, WHERE))
+    libraries = "/x:/.singularity.d/libs" if engine == "apptainer" else "/x"  # there, --nv puts those of the driver
+    run_id = start(lab, inventory, "--", script(lab, f"{WHERE}assert os.environ['LD_LIBRARY_PATH'] == '{libraries}'\n"))
     wait_for_state(lab, inventory, run_id, "succeeded")
     assert [line["text"] for line in lines_of(lab, inventory, run_id) if line["stream"] == "stdout"] == ["sum 2"] * 2
     check_shell(lab, inventory, run_id)

@@ -21,6 +21,12 @@ from orchestrator.node.ranks.launch import Job, Paths
 ROOT = Path(__file__).parents[2]
 SLEEPS = ["sh", "-c", "echo begun; exec sleep 60"]
 HANDLES = ["sh", "-c", "trap 'exit 7' USR1; echo begun; while :; do sleep 0.05; done"]
+DECODES = """
+import json, os
+from orchestrator.node.ranks.contained import decode_environment
+decode_environment()
+print(json.dumps(os.environ.get("LD_LIBRARY_PATH")))
+"""
 
 
 class Contained:
@@ -68,6 +74,33 @@ def test_a_signal_is_passed_on(tmp_path: Path) -> None:
     assert inside.wait() == 7
 
 
+@pytest.mark.parametrize(
+    ("given", "of_the_run", "expected"),
+    [
+        ("/image:/.singularity.d/libs", "/run", "/run:/.singularity.d/libs"),
+        ("/.singularity.d/libs", "", "/.singularity.d/libs"),
+        ("/.singularity.d/libs", "/.singularity.d/libs:/run", "/.singularity.d/libs:/run"),
+        ("/image:/.singularity.d/libs", None, "/image:/.singularity.d/libs"),
+        ("/image", "/run", "/run"),
+        (None, None, None),
+    ],
+)
+def test_the_libraries_of_the_driver_stay_in_reach_under_apptainer(
+    given: str | None, of_the_run: str | None, expected: str | None
+) -> None:
+    variables = {} if of_the_run is None else contained.encode({"LD_LIBRARY_PATH": of_the_run})
+    variables.update({} if given is None else {"LD_LIBRARY_PATH": given})
+    done = subprocess.run(
+        [sys.executable, "-c", DECODES],
+        cwd=ROOT,
+        env={**{name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}, **variables},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == expected
+
+
 def test_without_a_guard_the_command_is_killed(tmp_path: Path) -> None:
     inside = Contained(tmp_path, SLEEPS, "20260101-000000-aaa3")
     assert inside.line() == "begun"
@@ -99,7 +132,11 @@ def test_a_status_of_the_engine_counts_only_before_the_container_has_begun(engin
         ("docker without CDI", ['--gpus="device=1,3"'], None),
         ("apptainer", ["--nv"], "1,3"),
         ("singularity", ["--nv"], "1,3"),
-        ("enroot", ["--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility"], "1,3"),
+        (
+            "enroot",
+            ["--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"],
+            "1,3",
+        ),
     ],
 )
 def test_ranks_in_a_container_have_the_gpus_of_the_run_by_the_numbers_that_count_there(

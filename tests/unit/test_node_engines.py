@@ -79,7 +79,13 @@ END = "--workdir=/s/runs/r1/code --env=A --env=B --entrypoint="
             {"engine": "enroot", "image": "/i.sqsh", "mounts": ["/a b:/b:ro"], "options": ["--rw"]},
             "enroot start --mount=/s/runs/r1:/s/runs/r1:none:x-create=auto,rbind,rw"
             " '--mount=/a\\040b:/b:none:x-create=auto,rbind,ro' --env=NVIDIA_VISIBLE_DEVICES=all"
-            " --env=NVIDIA_DRIVER_CAPABILITIES=compute,utility --env=A --env=B --rw /i.sqsh",
+            " --env=NVIDIA_DRIVER_CAPABILITIES=compute,utility,video --env=A --env=B --rw /i.sqsh",
+        ),
+        (
+            ANN,
+            INSIDE._replace(mounts=[]),
+            {"engine": "enroot", "image": "pytorch", "mounts": [], "options": []},
+            "enroot start --env=NVIDIA_VISIBLE_DEVICES=void --env=A --env=B pytorch",
         ),
     ],
     ids=[
@@ -91,6 +97,7 @@ END = "--workdir=/s/runs/r1/code --env=A --env=B --entrypoint="
         "apptainer",
         "singularity",
         "enroot",
+        "enroot without GPUs",
     ],
 )
 def test_the_command_line_of_an_engine(here: Here, inside: Inside, container: dict[str, object], expected: str) -> None:

@@ -92,7 +92,10 @@ def _enroot(container: Dict[str, Any], here: Here, inside: Inside) -> List[str]:
         source, target, *mode = _mount(mount)
         words = (source, target, "none", "x-create=auto,rbind," + (mode[0] if mode else "rw"))
         argv.append("--mount=" + ":".join(words).replace(" ", "\\040"))  # as in fstab
-    gpus = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"] if inside.gpus else []
+    # they override those of the image, which would end the container where there is no driver
+    gpus = ["NVIDIA_VISIBLE_DEVICES=void"]
+    if inside.gpus:
+        gpus = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"]
     return argv + ["--env=" + variable for variable in [*gpus, *inside.variables]]
 
 

@@ -24,6 +24,7 @@ VARIABLE = "DDP_ORCH_CONTAINED_"  # + NAME: the variable NAME of the command, on
 CACHE = "container-home"  # HOME in containers: its caches are kept for later runs
 RUNTIME = "container-engine"  # a folder for engines that need one of the user
 LOOK_EVERY = 1.0  # s between looks whether there is a guard
+LIBRARIES = "/.singularity.d/libs"  # where Apptainer's --nv puts those of the driver; it adds them to LD_LIBRARY_PATH
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -70,8 +71,12 @@ def encode(variables: Dict[str, str]) -> Dict[str, str]:
 
 def decode_environment() -> None:
     """In the container: set the variables of `encode`."""
+    has_libraries = LIBRARIES in os.environ.get("LD_LIBRARY_PATH", "").split(":")
     for name in [name for name in os.environ if name.startswith(VARIABLE)]:
         os.environb[os.fsencode(name[len(VARIABLE) :])] = base64.b64decode(os.environ.pop(name))
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    if has_libraries and LIBRARIES not in folders:  # without them, CUDA finds no driver
+        os.environ["LD_LIBRARY_PATH"] = ":".join([*filter(None, folders), LIBRARIES])
 
 
 def program(spec: Dict[str, Any]) -> List[str]:
