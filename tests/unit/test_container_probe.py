@@ -70,8 +70,12 @@ def test_docker_gives_gpus_by_its_runtime_its_hook_or_cdi(program: Program, tmp_
     program("nvidia-container-runtime-hook", "")
     assert check() == GpuWay(works=True)
     (tmp_path / "bin" / "nvidia-container-runtime-hook").unlink()
-    docker_answers(program, Runtimes={**runc, "nvidia": {"path": "nvidia-container-runtime"}})
+    runtimes = {**runc, "nvidia": {"path": "nvidia-container-runtime"}}
+    docker_answers(program, Runtimes=runtimes)
     assert check() == GpuWay(works=True)
+    # of the package nvidia-container-toolkit-base, which has no hook, so that --gpus fails
+    docker_answers(program, ServerVersion="28.2.2", Runtimes=runtimes, CDISpecDirs=[str(tmp_path / "cdi")])
+    assert check() == GpuWay(works=True, cdi=True)
     program("docker", "echo Cannot connect to the Docker daemon >&2; exit 1")
     assert check() == GpuWay(works=False)
 

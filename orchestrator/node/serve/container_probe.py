@@ -102,15 +102,19 @@ def _needs_linger() -> bool:
 
 
 def _gpus_of_docker() -> GpuWay:
-    """By `--gpus`, which needs NVIDIA's hook or runtime. Else by CDI, in Docker 25 or newer."""
+    """By `--gpus` where NVIDIA's hook is, which it needs. Else by CDI, in Docker 25 or newer.
+
+    Without both, a runtime of NVIDIA shows that the hook is where only the daemon looks.
+    """
     try:
         info = json.loads(output_of(["docker", "info", "--format={{json .}}"], WINDOW))
     except ValueError:
         info = {}
-    if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
+    if shutil.which("nvidia-container-runtime-hook"):
         return GpuWay(True)
-    by_cdi = _has_cdi(info.get("CDISpecDirs") or [])
-    return GpuWay(by_cdi, by_cdi)
+    if _has_cdi(info.get("CDISpecDirs") or []):
+        return GpuWay(True, cdi=True)
+    return GpuWay("nvidia" in (info.get("Runtimes") or {}))
 
 
 def _has_cdi(folders: List[str]) -> bool:
