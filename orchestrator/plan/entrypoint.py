@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..inventory import advice, paths
+from ..inventory.launcher_rows import COMMAND
 from ..inventory.model import Inventory
 from ..inventory.sources import reference
 from ..output.console import fold
@@ -20,6 +21,7 @@ from . import function_call, launchers, plan, python_files
 from . import snapshot as ship
 from .run_program import RUN_PROGRAM
 
+INTERPRETERS = {".py": "python", ".sh": "bash", ".bash": "bash"}
 TRAINER = Path(__file__).parents[2] / "trainer"
 
 
@@ -120,6 +122,7 @@ def _find_command(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[s
     """As `find`, for a command that is started once per host."""
     script = inventory.run.script
     if words:
+        _check_program(inventory, words)
         return find_program(inventory, words)
     if script is None:
         message = f"run.launcher: {inventory.run.launcher} starts your own command; give it after --"
@@ -127,6 +130,20 @@ def _find_command(inventory: Inventory, words: tuple[str, ...]) -> tuple[tuple[s
     # accelerate starts Python itself
     before = ("--multi_gpu",) if inventory.run.launcher == "accelerate" else ("{python}", "-u")
     return find_program(inventory, (*before, str(script), *inventory.run.args), paths.folder(inventory))
+
+
+def _check_program(inventory: Inventory, words: Sequence[str]) -> None:
+    """Raises UsageError if the first word has to be a program, but is a file here that the hosts cannot start."""
+    first, path = words[0], Path(words[0])
+    can_start = "/" in first and os.access(path, os.X_OK)
+    if launchers.choose(inventory).argv[0] != COMMAND or not path.suffix or not path.is_file() or can_start:
+        return
+    message = f"{first} is a file here; run.launcher {inventory.run.launcher} starts a program"
+    if program := INTERPRETERS.get(path.suffix):
+        launcher = f"run.launcher={inventory.run.launcher}"
+        correct = advice.command("up", "--set", launcher, "--", program, *words, inventory=inventory.path)
+        message += f": {correct}"
+    raise UsageError(message)
 
 
 def _first_file(words: Sequence[str], base: Path) -> str | None:

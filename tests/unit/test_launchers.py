@@ -389,6 +389,29 @@ def test_uneven_hosts_are_refused_where_the_launcher_could_not_be_right() -> Non
             check_even(rows[name], {"a": 1, "b": 2}, nnodes, spares)
 
 
+@pytest.mark.parametrize("launcher", ["node", "skypilot", "tensorflow"])
+def test_a_file_in_the_place_of_a_program_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "run.sh", "task.yaml", "good.sh"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "good.sh").chmod(0o755)
+    inventory = model.parse(TWO + f"run: {{launcher: {launcher}}}", "i")
+    for words, meant in (
+        ("train.py --lr 1", "-- python train.py --lr 1"),
+        ("run.sh", "-- bash run.sh"),
+        ("./run.sh", "-- bash ./run.sh"),
+        ("task.yaml", "a program"),
+        ("good.sh", "-- bash good.sh"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            entrypoint.find(inventory, tuple(words.split()))
+        assert meant in str(caught.value), caught.value
+    for words in ("./good.sh", "bash run.sh", "python train.py", "hostname"):
+        entrypoint.find(inventory, tuple(words.split()))
+
+
 def test_a_command_for_hosts_needs_a_file_or_a_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.sh").write_text("echo\n")
