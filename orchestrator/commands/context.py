@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from ..answers.recorded import Record
 from ..errors import InventoryError, OrchError, UsageError
 from ..hosts.fleet import Fleet, fold_failures
 from ..hosts.node_program import node_program
@@ -25,6 +26,7 @@ from ..inventory.sources.read_source import SourceUnavailable
 from ..inventory.sources.schedulers import current_scheduler
 from ..output.console import Console, all_but, fold, fold_messages, wants_colour
 from ..output.lines import SHORTEST_SECRET, Mask
+from ..output.mask import credentials_in
 from ..runs import recent, registry
 from ..ssh.dialer import Dialer
 from ..ui.progress import NoProgress, Progress
@@ -166,6 +168,11 @@ def secret_values(inventory: Inventory, run: registry.Run, console: Console) -> 
     for line in describe_unmasked(run.run_id, of_run):
         console.warning(line)
     return [value for name in {*of_run, *inventory.run.secrets} if (value := os.environ.get(name))]
+
+
+def credentials_of(records: Iterable[Record]) -> list[str]:
+    """Values in the command of a run that look like credentials, for what the user may share."""
+    return [value for record in records if record.spec for value in credentials_in(record.spec.command)]
 
 
 def describe_unmasked(run_id: str, names: Iterable[str]) -> list[str]:

@@ -22,8 +22,8 @@ from ..inventory import writing
 from ..inventory.model import Inventory
 from ..inventory.text_files import STDIN
 from ..output.console import Console, number_of, size
-from ..output.mask import Mask, credentials_in, hide_url_passwords
-from .context import find_run, load_inventory_of_run, open_fleet, secret_values, stderr_console
+from ..output.mask import Mask, hide_url_passwords
+from .context import credentials_of, find_run, load_inventory_of_run, open_fleet, secret_values, stderr_console
 from .report_data import PRIVATE
 
 PACKAGES = ("fabric", "paramiko", "invoke", "cryptography", "click", "rich", "pyyaml", "torch")
@@ -82,7 +82,7 @@ def _make_mask(inventory: Inventory, run_name: str | None) -> Mask:
             question = {"run_id": run.run_id}
             records = fleet.each(hosts, lambda _, session: session.request(RECORD, question), "reading its record").done
         values = secret_values(inventory, run, console)
-        values += [value for record in records.values() if record.spec for value in credentials_in(record.spec.command)]
+        values += credentials_of(records.values())
     except OrchError:  # the parts of the archive tell why
         values = [value for name in inventory.run.secrets if (value := os.environ.get(name))]
     variables = [inventory.run.env, *(host.env for host in inventory.hosts)]

@@ -53,18 +53,20 @@ ELSEWHERE = {
     "watch": "ddp-orch top{}",
 }
 
+_NNODES = "use --set run.nnodes=N, or choose hosts with --hosts PATTERN"
+_NPROC = "set nproc_per_node of the hosts in the inventory"
 # options of other launchers, and what to use instead
 FOREIGN = {
     "--gpus": "set `gpus` of the hosts in the inventory",
     "--master-addr": "the rendezvous is on the `head` of the inventory; its port is run.rdzv.port",
     "--master-port": "set run.rdzv.port in the inventory",
     "--max-restarts": "use --set run.max_restarts=N, or set it in the inventory",
-    "--num-gpus": "set nproc_per_node of the hosts in the inventory",
-    "--num-machines": "use --set run.nnodes=N, or choose hosts with --hosts PATTERN",
-    "--num-nodes": "use --set run.nnodes=N, or choose hosts with --hosts PATTERN",
-    "--nnodes": "use --set run.nnodes=N, or choose hosts with --hosts PATTERN",
+    "--num-gpus": _NPROC,
+    "--num-machines": _NNODES,
+    "--num-nodes": _NNODES,
+    "--nnodes": _NNODES,
     "--node-rank": "ranks follow the order of `hosts` in the inventory; rank 0 is on its `head`",
-    "--nproc-per-node": "set nproc_per_node of the hosts in the inventory",
+    "--nproc-per-node": _NPROC,
     "--rdzv-backend": "use --set run.rdzv.backend=NAME, or set it in the inventory",
     "--rdzv-endpoint": "the rendezvous is on the `head` of the inventory; its port is run.rdzv.port",
     "-n": "use --name NAME for the name of the run, and --set run.nnodes=N or --hosts PATTERN for the number of hosts",

@@ -22,12 +22,20 @@ from ..inventory.model import Host, Inventory
 from ..node.serve.figures import SIGNS
 from ..output import span
 from ..output.lines import Line, rfc3339
-from ..output.mask import Mask, credentials_in
+from ..output.mask import Mask
 from ..output.pipeline import Sink
 from ..runs import diagnose, recent, registry
 from ..runs.follow import LogFilter, View, clock_ahead, span_by_clock_of
 from ..ui import html
-from .context import find_run, load_inventory_of_run, open_fleet, secret_values, stderr_console, warn_of_failures
+from .context import (
+    credentials_of,
+    find_run,
+    load_inventory_of_run,
+    open_fleet,
+    secret_values,
+    stderr_console,
+    warn_of_failures,
+)
 from .report_data import PRIVATE, first_failure, make
 
 LAST_LINES = 40  # of the rank that failed first
@@ -66,8 +74,7 @@ def report(
         records = {host: answers.done[host] for host in _by_node(run) if host in answers.done}
         if not any(record.run and record.spec for record in records.values()):
             raise UnreachableError(f"no host has a record of run {run.run_id}; nothing was written")
-        commands = [record.spec.command for record in records.values() if record.spec]
-        mask = Mask([*secrets, *(value for command in commands for value in credentials_in(command))])
+        mask = Mask([*secrets, *credentials_of(records.values())])
         clocks = fleet.each(of_run, lambda _, session: clock_ahead(session), "reading its clock").done
         by_name = {host.name: host for host in inventory.machines}
         chosen = span_by_clock_of([by_name[name] for name in records], since, until, fleet)
