@@ -43,14 +43,10 @@ def _start_part_of_run(verb: str, rest: List[str]) -> int:
         from .daemon import main_guard as guard
 
         return guard()
-    if verb == "warm":
-        from .guard.keeper import main as keep_warm
+    if verb == "keeper":
+        from .daemon import main_keeper as keeper
 
-        keep_warm()
-    if verb == "recorder":
-        from .daemon import main_recorder as recorder
-
-        recorder()
+        keeper()
     if verb == "notify":
         from .recorder.notify import main as notify
 

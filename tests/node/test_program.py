@@ -138,7 +138,8 @@ def test_ps_shows_what_our_processes_are(runs: Runs) -> None:
     shown = [processes.command(pid) for pid in (run.hosts[0].session.hello.pid, run.guard().pid, recorder.pid)]
     (program,) = run.hosts[0].state.glob("node-*")
     ours = f"{sys.executable} -I -S {program}"
-    assert shown == [f"{ours} serve {program}", f"{ours} guard {run.run_id}", f"{ours} recorder {run.run_id}"]
+    recorder_shown = f"{sys.executable} {program} recorder {run.run_id}"
+    assert shown == [f"{ours} serve {program}", f"{ours} guard {run.run_id}", recorder_shown]
     run.stop(grace=0.0)
 
 

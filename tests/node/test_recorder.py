@@ -124,6 +124,22 @@ def test_a_writer_killed_five_hundred_times_loses_and_doubles_no_byte(
     assert len(journal.segments(str(tmp_path))[stream]) > 3
 
 
+def test_a_recorder_is_started_again_while_the_disk_with_the_node_program_cannot_be_read(
+    runs: Runs, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    run = runs.start(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\nprint('later')")
+    recorder = wait_until(run.recorder, 10.0, "there is a recorder")
+    (program,) = run.hosts[0].state.glob("node-*")
+    program.rename(tmp_path / "aside")
+    processes.send(recorder, signal.SIGKILL)
+    replaced(run, 0, recorder)
+    go.touch()
+    run.wait_for("later", "1.0.out")
+    (tmp_path / "aside").rename(program)
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded"]
+
+
 def test_a_head_whose_recorder_is_killed_still_ends_the_run(runs: Runs) -> None:
     """The gang is played again from its events, and the nodes join again."""
     code = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)"
@@ -431,7 +447,7 @@ def test_what_a_guard_tells_fits_the_channel_however_often_ranks_have_failed(tmp
     theirs.settimeout(10)
     spec = {"node": 0, "nodes": [{"host": "a", "nproc": 8, "spare": False}], "setup": [], "program": ""}
     spec.update(umask=0, descriptors=1024, launcher={"name": "torchrun"})
-    guard = Guard(str(tmp_path), spec, {}, ours, {}, [])
+    guard = Guard(str(tmp_path), spec, {}, ours, {}, [], become_recorder=lambda given: os._exit(0))
     guard._recorder._channel = ours
     for attempt in range(1, 31):
         guard._attempts.stop(gang_events.Stop(attempt, grace=0.0, why="a test", stacks=False))

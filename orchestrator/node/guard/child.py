@@ -1,57 +1,56 @@
-"""The guard's handle on its recorder: start it, restart it, exchange whole messages with it. Never blocks."""
+"""The guard's handle on its recorder: fork it, restart it, exchange whole messages with it. Never blocks.
+
+The recorder is a fork, not a new interpreter: importing its modules again took 80 ms on each host before every launch,
+and a restart would read files of a disk that may hang.
+"""
 
 import json
 import os
 import signal
 import socket
 import time
-from typing import Any, Dict, List, Optional
-
-from ..ranks.job import in_memory
+from typing import Any, Callable, Dict, List, NoReturn, Optional
 
 BACKOFF = 0.5  # s, when a recorder died within a second of its start, or could not be started
 LONGEST = 1 << 20  # bytes of a message
+
+Become = Callable[[Dict[str, Any]], NoReturn]
+"""Turns a fork of the guard into its recorder: with `folder`, `spec` and `private` of the run, `guard_pid`, and the
+descriptors that it keeps, `sockets`: the channel to the guard, then the listeners."""
+HANDLED = (signal.SIGCHLD, signal.SIGTERM)
+"""The signals that the guard handles."""
 
 
 class RecorderChild:
     """`due`: when one has to be started (by the monotonic clock), None while one runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, become: Become) -> None:
+        self._become = become
         self.pid = -1
         self.due: Optional[float] = None
         self._started = 0.0
         self._channel: Optional[socket.socket] = None
         self._outbox: Optional[bytes] = None
 
-    def start(
-        self,
-        argv: List[str],
-        folder: str,
-        spec: Dict[str, Any],
-        private: Dict[str, Any],
-        listeners: List[socket.socket],
-    ) -> bool:
-        """`argv`: of its interpreter. Returns False if no process can be started now."""
+    def start(self, folder: str, spec: Dict[str, Any], private: Dict[str, Any], listeners: List[socket.socket]) -> bool:
+        """Returns False if no process can be started now."""
         self.due = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        inherited = [theirs.fileno()] + [listener.fileno() for listener in listeners]
-        given = {"folder": folder, "spec": spec, "private": private, "guard_pid": os.getpid(), "sockets": inherited}
-        stdin = -1
+        kept = [theirs.fileno()] + [listener.fileno() for listener in listeners]
+        # until the fork has no handler: it would write the number of a signal into the guard's pipe
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
-            stdin = in_memory(json.dumps(given).encode("ascii"))
-            for handle in inherited:
-                os.set_inheritable(handle, True)
-            pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, stdin, 0)])
+            guard = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                self._become({"folder": folder, "spec": spec, "private": private, "guard_pid": guard, "sockets": kept})
         except OSError:  # the ranks have used up the user's processes, or the memory
             ours.close()
             self.due = time.monotonic() + BACKOFF
             return False
         finally:
-            for listener in listeners:
-                listener.set_inheritable(False)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
             theirs.close()
-            if stdin >= 0:
-                os.close(stdin)
         ours.setblocking(False)
         self._close()
         self.pid, self._started, self._channel = pid, time.monotonic(), ours

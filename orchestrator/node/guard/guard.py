@@ -20,7 +20,7 @@ from ..link import messages
 from ..link.attempt_phase import AttemptPhase
 from . import team_requests
 from .attempts import AttemptOrder, Attempts, takes_precedence
-from .child import RecorderChild
+from .child import Become, RecorderChild
 from .control import Control
 from .past import Past
 from .permit import Permit, clock
@@ -39,6 +39,7 @@ class Guard:
         control: socket.socket,
         sockets: Dict[str, List[socket.socket]],
         held: List[int],
+        become_recorder: Become,
         past: Optional[Past] = None,
     ) -> None:
         """`private`: the run's secrets and key, in memory only. `held`: locks of GPUs and names, until the guard ends.
@@ -60,7 +61,7 @@ class Guard:
         # waits until no process of an older attempt is left; an order to run, at most until that time
         self._next_order: Optional[AttemptOrder] = None
         self._next_until: Optional[float] = None
-        self._recorder = RecorderChild()
+        self._recorder = RecorderChild(become_recorder)
         self._control = Control(control)
         self._attempts = Attempts(
             folder,
@@ -171,8 +172,7 @@ class Guard:
     # the recorder
 
     def _start_recorder(self) -> None:
-        argv = processes.own_program(self._spec["program"], "recorder", self._spec["run_id"])
-        if self._recorder.start(argv, self._folder, self._spec, self._private, self._link_listeners):
+        if self._recorder.start(self._folder, self._spec, self._private, self._link_listeners):
             self._send_status()
 
     def _send_status(self) -> None:

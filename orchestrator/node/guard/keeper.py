@@ -1,6 +1,6 @@
 """The process between two runs that keeps a preloader, with `run.warm`. It waits, and uses no CPU.
 
-It is the guard of the last run, and becomes the guard of the next one (warm.py). It ends after `run.warm`, when its
+It was the guard of the last run, and becomes the guard of the next one (warm.py). It ends after `run.warm`, when its
 preloader ends, and on request. Its preloader ends with it.
 """
 
@@ -11,22 +11,23 @@ import select
 import shutil
 import signal
 import socket
-import sys
 import time
-from typing import Any, Dict, List, NoReturn, Tuple
+from typing import Any, Callable, Dict, List, NoReturn, Tuple
 
 from ..host import processes, state
 from ..ranks.job import in_memory
 from . import warm
 from .requests import is_own, socket_name
 
+BecomeGuard = Callable[[Dict[str, Any]], NoReturn]
+"""Makes this process the guard of the next run: given what a guard gets on stdin."""
 REQUEST_WINDOW = 5.0  # s for a relay to send its request once it has connected
 
 
 def become(spec: Dict[str, Any], preloader: Tuple[socket.socket, int]) -> None:
     """For a guard whose run has ended. Returns only if that fails."""
     channel, pid = preloader
-    names = ("program", "python", "preload", "warm", "warm_key", "umask", "descriptors")
+    names = ("run_id", "program", "python", "preload", "warm", "warm_key", "umask", "descriptors")
     given = {name: spec[name] for name in names}
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -35,13 +36,12 @@ def become(spec: Dict[str, Any], preloader: Tuple[socket.socket, int]) -> None:
     os.set_inheritable(channel.fileno(), True)
     data = in_memory(json.dumps(dict(given, channel=channel.fileno(), preloader=pid)).encode("ascii"))
     os.dup2(data, 0)
-    argv = processes.own_program(spec["program"], "warm")
+    argv = processes.own_program(spec["program"], "keeper", spec["run_id"])
     os.execv(argv[0], argv)  # noqa: S606
 
 
-def main() -> NoReturn:
-    """Verb `warm`."""
-    given = json.load(sys.stdin)
+def keep(given: Dict[str, Any], become_guard: BecomeGuard) -> NoReturn:
+    """`given`: by `become`."""
     processes.set_name(warm.NAME)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # helpers of the last run may still end, and nobody waits for them
     own = processes.identify(os.getpid())
@@ -66,13 +66,20 @@ def main() -> NoReturn:
         state.replace(os.path.join(folder, warm.RECORD), record)
         for oldest in sorted(warm.keepers(), key=lambda keeper: keeper.record["since"])[: -warm.MOST]:
             warm.end_later(oldest)  # this one too, if it is the oldest
-        _wait(given, folder, listener, channel, deadline)
+        _wait(given, folder, listener, channel, deadline, become_guard)
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
     os._exit(0)
 
 
-def _wait(given: Dict[str, Any], folder: str, listener: socket.socket, channel: socket.socket, deadline: float) -> None:
+def _wait(
+    given: Dict[str, Any],
+    folder: str,
+    listener: socket.socket,
+    channel: socket.socket,
+    deadline: float,
+    become_guard: BecomeGuard,
+) -> None:
     """Returns when the time is over, or the preloader has ended."""
     poll = select.poll()
     poll.register(listener, select.POLLIN)
@@ -96,7 +103,7 @@ def _wait(given: Dict[str, Any], folder: str, listener: socket.socket, channel: 
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a guard has to see the end of its preloader
             if received is not None and received[0].get("key") == given["warm_key"] and _is_alone(given["preloader"]):
                 shutil.rmtree(folder, ignore_errors=True)
-                _become_guard(given, channel, connection, *received)
+                become_guard(_prepare_guard(given, channel, connection, *received))
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             connection.close()
 
@@ -106,21 +113,33 @@ def _is_alone(preloader: int) -> bool:
     return [process.pid for process in processes.descendants(os.getpid())] == [preloader]
 
 
-def _become_guard(
+def _prepare_guard(
     given: Dict[str, Any],
     channel: socket.socket,
     connection: socket.socket,
     request: Dict[str, Any],
     handles: List[int],
-) -> NoReturn:
-    """Exec the guard of the next run. `handles`: its log, then the descriptors that its input names."""
+) -> Dict[str, Any]:
+    """Have everything as if this process had been started as the guard of the next run. Returns what it is given.
+
+    `handles`: its log, then the descriptors that its input names.
+    """
     log, *inherited = handles
     number_here = dict(zip(request["given"]["inherited"], inherited))  # noqa: B905  a keyword of Python 3.10
 
     def translate(numbers: List[int]) -> List[int]:
         return [number_here[number] for number in numbers]
 
-    of_guard = dict(
+    processes.close_all_but([log, *inherited, channel.fileno(), connection.fileno()])
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["folder"])
+    os.umask(given["umask"])  # as a guard gets it from a relay
+    resource.setrlimit(resource.RLIMIT_NOFILE, (given["descriptors"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return dict(
         request["given"],
         inherited=inherited,
         control=number_here[request["given"]["control"]],
@@ -128,13 +147,3 @@ def _become_guard(
         locks=translate(request["given"]["locks"]),
         warm={"channel": channel.fileno(), "preloader": given["preloader"], "answer": connection.fileno()},
     )
-    os.dup2(in_memory(json.dumps(of_guard).encode("ascii")), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    for handle in (*inherited, channel.fileno(), connection.fileno()):
-        os.set_inheritable(handle, True)
-    os.chdir(request["folder"])
-    os.umask(given["umask"])  # as a guard gets it from a relay
-    resource.setrlimit(resource.RLIMIT_NOFILE, (given["descriptors"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    argv = processes.own_program(given["program"], "guard", request["given"]["spec"]["run_id"])
-    os.execve(argv[0], argv, request["env"])  # noqa: S606

@@ -1,7 +1,7 @@
 """Preloaders between runs, with `run.warm`: which one a run may use, where they are, and how a guard takes one over.
 
 A preloader is a child of a guard, and has to stay one: a rank must be a child of its guard. So the guard of an ended
-run becomes the keeper of its preloader (keeper.py), and the keeper becomes the guard of the next run, both by exec.
+run becomes the keeper of its preloader, by exec (keeper.py), and the keeper becomes the guard of the next run.
 """
 
 import array

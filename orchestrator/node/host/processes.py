@@ -4,6 +4,7 @@ A process is identified by (pid, start time) within one boot: a pid alone may be
 Nothing is ever chosen by its name, its port or its command line.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -48,6 +49,17 @@ def set_name(name: str) -> None:
 def own_program(program: str, *verb: str) -> List[str]:
     """The argv of one of our processes. The path of the node program shows in `ps` what it is."""
     return [sys.executable, "-I", "-S", program, *verb]
+
+
+def close_all_but(kept: Iterable[int]) -> None:
+    """Close every descriptor but these and the standard ones. For a process that goes on as another one.
+
+    The objects of the closed ones must not be finalized later: their numbers may be those of others by then.
+    """
+    names = set(os.listdir("/proc/self/fd")) - {str(handle) for handle in (0, 1, 2, *kept)}
+    for name in names:
+        with contextlib.suppress(OSError):  # the one that listed them
+            os.close(int(name))
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Dict, List, Optional
 
 BEAT = 1.0  # s between messages when there is nothing to say
 LEASE = 8.0  # s without a message after which the other side counts as lost, where the spec has none
+JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 MAX_MESSAGE = 1024 * 1024
 HANDSHAKE_WINDOW = 5.0  # s
 # From linux/tcp.h: the first six retries of a lost packet do not wait longer and longer. On a link that loses many

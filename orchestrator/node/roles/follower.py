@@ -8,7 +8,7 @@ from ..gang import gang_events
 from ..guard.permit import clock
 from ..host import network
 from ..link import messages
-from ..link.link import HANDSHAKE_WINDOW, Link, LinkClosed, beat, dial, lease
+from ..link.link import HANDSHAKE_WINDOW, JOIN_WINDOW, Link, LinkClosed, beat, dial, lease
 from ..link.messages import Envelope, OfHead
 from ..link.peers import TICK, ClusterLink, RecorderApi
 from ..recorder import notify, saved_line
@@ -16,7 +16,6 @@ from . import narration, shown_state
 from .detour import Received
 from .transport import Transport
 
-JOIN_WINDOW = 20.0  # s for the first link to the head, within `prepare`
 REDIAL = 0.3  # s between tries to reach the head
 # The part of the lease after which a node opens a second connection: after a cut, TCP waits about as long as the cut
 # lasted before it sends again. The old connection stays, because under heavy packet loss it may recover first.

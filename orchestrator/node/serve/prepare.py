@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..guard import autostart, guard_process, warm
 from ..host import memory_folder, network, processes, state
-from ..roles.follower import JOIN_WINDOW
+from ..link.link import JOIN_WINDOW
 from . import link_port, retire, runs
 from . import locks as run_locks
 from .wire import Refused
