@@ -106,6 +106,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.full
 def test_a_host_that_lies_fails_alone_and_writes_nothing_to_the_terminal_or_the_disk(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     text = "import os, pathlib; pathlib.Path(os.environ['DDP_ORCH_OUTPUT_DIR'], 'x.txt').write_text('x'); print('hi')"

@@ -100,6 +100,7 @@ def test_a_single_process_needs_no_torchrun_and_evaluates_as_two_uneven_ranks_di
     assert (one["test_acc"], one["test_loss"]) == (two["test_acc"], two["test_loss"])
 
 
+@pytest.mark.full
 def test_a_run_stopped_by_sigterm_and_resumed_ends_bit_for_bit_like_an_undisturbed_one(tmp_path: Path) -> None:
     # Three ranks: with two, the order in which gradients are added up does not matter.
     command = torchrun(3, "-m", "trainer", "--epochs=8", "--log-every=1")

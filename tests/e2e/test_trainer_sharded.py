@@ -117,6 +117,7 @@ def test_four_ranks_resume_exactly(folder: Path) -> None:
     assert values(resumed, "done")["test_loss"] == values(undisturbed, "done")["test_loss"]
 
 
+@pytest.mark.full
 def test_a_rank_of_four_holds_little_more_than_a_quarter_of_the_model(folder: Path) -> None:
     """Between steps: weights, gradients, Adam's moments, the moving average, and what torch keeps to send them."""
     held = {}

@@ -166,6 +166,7 @@ def test_every_rank_can_tell_its_own_steps(said: dict[str, str]) -> None:
     assert list(line) == ["rank", "epoch", "step", "loss", "acc", "data", "forward", "backward", "comm", "optimizer"]
 
 
+@pytest.mark.full
 def test_one_and_four_ranks_see_the_same_losses_as_two(said: dict[str, str], tmp_path: Path) -> None:
     for ranks in (1, 4):
         (output,) = trainings(ranks, tmp_path, (*PLAIN, f"--out={ranks}"))

@@ -24,6 +24,7 @@ def who(output: str) -> list[tuple[str, tuple[int, ...]]]:
     return sorted(((host, tuple(map(int, numbers.split()))) for host, numbers in found), key=lambda one: one[1])
 
 
+@pytest.mark.full
 def test_the_bundled_trainer_learns_the_digits_on_two_hosts(lab2: Lab) -> None:
     inventory = lab2.inventory()
     result = ok(orch(lab2, "up", inventory, timeout=200))

@@ -55,6 +55,7 @@ with joined("cpu", Place(0, 0, 1, 1, "none")) as world:
 """
 
 
+@pytest.mark.full
 def test_resuming_has_only_a_part_of_the_snapshot_in_memory_twice(tmp_path: Path) -> None:
     """The file has three parts of one size: the weights, which have their memory already, and Adam's two moments."""
     for task in ("save", "resume"):
