@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -33,7 +34,7 @@ def table(rows: dict[str, list[float]], baseline: str) -> str:
     """Seconds of each contestant, and the median of the ratios to the baseline, pair by pair."""
     lines = [f"{'':28} {'min':>7} {'median':>7} {'max':>7}   ratio to {baseline}"]
     for name, seconds in rows.items():
-        ratios = [one / other for one, other in zip(seconds, rows[baseline], strict=True)]
+        ratios = [one / other if other else math.nan for one, other in zip(seconds, rows[baseline], strict=True)]
         figures = f"{min(seconds):7.2f} {median(seconds):7.2f} {max(seconds):7.2f}"
         lines.append(f"{name:28} {figures}   {median(ratios):.2f}")
     return "\n".join(lines)

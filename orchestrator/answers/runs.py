@@ -80,6 +80,16 @@ class Verdict:
     """user@machine, or what stopped it."""
 
 
+@dataclass(frozen=True)
+class Size:
+    """What a run takes on the disks of a host, in bytes."""
+
+    record: int
+    """Its logs, records and copy of the code."""
+    outputs: int | None
+    """Its output folder, which all runs of its name share; None: there is none, or it is on a disk of all hosts."""
+
+
 Member = tuple[int, int, str]
 """A process of a run: (pid, start time in clock ticks since boot, command)."""
 
@@ -138,6 +148,8 @@ class Part:
     """In which it was elected; 0: the hosts of this run elect no head."""
     members: tuple[Member, ...] = ()
     """The processes of the run, if they were requested."""
+    size: Size | None = field(default=None, metadata=NOT_NULL)
+    """If it was requested."""
     not_notified: Mapping[str, str] = field(default_factory=dict)
     """Why notifications failed, by `webhook`, `mail` or `command`."""
     secrets: tuple[VariableName, ...] | None = field(default=None, metadata=NOT_NULL)

@@ -14,7 +14,7 @@ from ..hosts.fleet import Fleet
 from ..inventory.advice import command
 from ..inventory.model import Host
 from ..inventory.run_ids import made_at
-from ..output.console import Console, fold, number_of
+from ..output.console import Console, fold, number_of, size
 from ..output.lines import parse_time, rfc3339, whole_seconds
 from ..runs import registry
 from ..runs.queued_runs import QueuedRun
@@ -24,11 +24,13 @@ from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_
 ID_WIDTH = 20  # characters of a run id
 
 
-def ps(inventory_path: str | None, hosts: str | None, everything: bool, as_json: bool) -> int:
+def ps(
+    inventory_path: str | None, hosts: str | None, everything: bool, as_json: bool, *, with_size: bool = False
+) -> int:
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, hosts, None)
     with open_fleet(inventory, short_timeout=True) as fleet:
-        listing = _list_runs(fleet, inventory.machines, everything, as_json, console)
+        listing = _list_runs(fleet, inventory.machines, everything, as_json, console, sizes=with_size)
     warn_of_missing(listing, console)
     shown = [run for run in listing.runs if everything or run.unfinished]
     if not as_json:
@@ -75,7 +77,7 @@ def _replaced(runs: Sequence[registry.Run]) -> list[registry.Run]:
 
 
 def _list_runs(
-    fleet: Fleet, hosts: Sequence[Host], everything: bool, as_json: bool, console: Console
+    fleet: Fleet, hosts: Sequence[Host], everything: bool, as_json: bool, console: Console, *, sizes: bool
 ) -> registry.Listing:
     """On a terminal, show the runs of the other hosts while a host is silent. Without one, show them on Ctrl-C."""
     on_terminal = sys.stdout.isatty() and not as_json
@@ -99,7 +101,9 @@ def _list_runs(
     if on_terminal:  # a table of the progress would mix with the runs
         console.status(f"asking {number_of(len(hosts), 'host')} for their runs")
     try:
-        return registry.find(fleet, hosts, look, "" if on_terminal else "looking for runs", others=not as_json)
+        return registry.find(
+            fleet, hosts, look, "" if on_terminal else "looking for runs", others=not as_json, sizes=sizes
+        )
     except KeyboardInterrupt:
         if not on_terminal and not as_json:
             show()
@@ -148,7 +152,7 @@ def _print_others(others: Mapping[str, Sequence[OtherUsersRun]], now: float) -> 
 
 def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
     wrapped = ("NAME", "SCRIPT", "HOSTS", "PYTHON", "MODULES")
-    print_table(rows, wrapped=wrapped, optional=("NAME", "ATTEMPT"), widths={"RUN": ID_WIDTH})
+    print_table(rows, wrapped=wrapped, optional=("NAME", "ATTEMPT", "DISK", "OUTPUTS"), widths={"RUN": ID_WIDTH})
 
 
 def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[str, str]:
@@ -164,13 +168,24 @@ def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[st
         + (f", drained {fold(run.left)}" if run.left else "")
         + "".join(f", witness {host}" for host, part in run.parts.items() if part.is_witness)
         + (f" (no data: {fold(missing_hosts)})" if missing_hosts else ""),
+        **_describe_size(run),
+    }
+
+
+def _describe_size(run: registry.Run) -> dict[str, str]:
+    """The bytes on all hosts together, if they were requested."""
+    sizes = [part.size for part in run.parts.values() if part.size is not None]
+    outputs = [measured.outputs for measured in sizes if measured.outputs is not None]
+    return {
+        "DISK": size(sum(measured.record for measured in sizes)) if sizes else "",
+        "OUTPUTS": size(sum(outputs)) if outputs else "-" if sizes else "",
     }
 
 
 def _queued_row(run: QueuedRun) -> dict[str, str]:
     name = run.name if run.name != run.run_id else ""
     known = {"RUN": run.run_id, "NAME": name, "STATE": "queued", "ATTEMPT": "", "TIME": "-", "BY": run.by, "SCRIPT": ""}
-    return {**known, "HOSTS": fold(run.hosts)}
+    return {**known, "HOSTS": fold(run.hosts), "DISK": "", "OUTPUTS": ""}
 
 
 def _duration(run: registry.Run, now: float) -> str:

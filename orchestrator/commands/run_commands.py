@@ -180,12 +180,15 @@ def attach(run: str | None, inventory: str | None, tail: int | None, since: str 
 @inventory_of_any_run
 @HOSTS
 @click.option("--all", "everything", is_flag=True, help="Also list finished runs.")
+@click.option(
+    "-s", "--size", "with_size", is_flag=True, help="Also show the disk space of each run: logs with code, and outputs."
+)
 @JSON
-def ps(inventory: str | None, hosts: str | None, everything: bool, as_json: bool) -> None:
+def ps(inventory: str | None, hosts: str | None, everything: bool, with_size: bool, as_json: bool) -> None:
     """List your runs on the hosts of the inventory, no matter which machine started them."""
     from . import ps as ps_command
 
-    sys.exit(ps_command.ps(inventory, hosts, everything, as_json))
+    sys.exit(ps_command.ps(inventory, hosts, everything, as_json, with_size=with_size))
 
 
 @click.command(cls=Command, short_help="show a live board of a run")

@@ -115,10 +115,13 @@ def number_of(count: int, noun: str, plural: str = "") -> str:
 
 
 def size(count: int) -> str:
-    """Bytes, for people: `12.3 MB`, `4.1 kB`, `9 bytes`."""
+    """Bytes, for people: `1.5 GB`, `12.3 MB`, `4.1 kB`, `9 bytes`."""
     if count < 1000:
         return f"{count} bytes"
-    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
+    for least, unit, unit_bytes in ((10**12, "TB", 1e12), (10**9, "GB", 1e9), (100_000, "MB", 1e6)):
+        if count >= least:
+            return f"{count / unit_bytes:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"
 
 
 def all_but(hosts: Iterable[str]) -> str:

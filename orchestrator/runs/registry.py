@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -149,6 +149,7 @@ class Run:
                 "exit_code": part.exit_code,
                 "signal": part.signal,
                 "pid": part.pid if part.unfinished else None,
+                **({"size": asdict(part.size)} if part.size else {}),
             }
             for host, part in sorted(self.parts.items(), key=lambda item: item[1].node)
         ]
@@ -206,9 +207,10 @@ def find(
     doing: str = "looking for runs",
     *,
     others: bool = False,
+    sizes: bool = False,
 ) -> Listing:
-    """Ask all hosts for their runs. `enough`: see `Search.wait`. `others`: see `Search`."""
-    return Search(fleet, hosts, doing, others=others).wait(enough)
+    """Ask all hosts for their runs. `enough`: see `Search.wait`. `others`, `sizes`: see `Search`."""
+    return Search(fleet, hosts, doing, others=others, sizes=sizes).wait(enough)
 
 
 class Search:
@@ -222,9 +224,13 @@ class Search:
         *,
         members: bool = False,
         others: bool = False,
+        sizes: bool = False,
     ) -> None:
-        """`members`: ask for the processes of unfinished runs as well. `others`: and for the runs of other users."""
-        what = {"members": members, "others": others}
+        """`members`: ask for the processes of unfinished runs as well. `others`: and for the runs of other users.
+
+        `sizes`: and for the bytes that each run takes.
+        """
+        what = {"members": members, "others": others, "sizes": sizes}
 
         def ask(_: Host, session: Session) -> Answer:
             return session.request(LIST, what), "; ".join(session.hello.passed_over)

@@ -60,7 +60,7 @@ def test_documents_have_the_keys_that_the_page_names(lab2: Lab) -> None:
     for command in ("snapshot", "revive", "describe"):
         ask(command, run_id)
     ask("signal", run_id, "CONT")
-    ask("ps")
+    ask("ps", "--size")
     documents["exec"] = json.loads(ok(orch(lab2, "exec", inventory, "--json", "--", "touch", FAIL)).stdout)
     wait_for_state(lab2, inventory, run_id, "failed")
     for command in ("events", "diagnose", "report"):

@@ -47,6 +47,18 @@ def test_a_run_whose_id_no_controller_takes_hides_no_other_run(damaged: Path) ->
     assert [run["run_id"] for run in runs.listing({})["runs"]] == [WHOLE]
 
 
+def test_the_space_of_a_run_is_that_of_its_folder_and_of_its_outputs(damaged: Path) -> None:
+    assert "size" not in runs.listing({})["runs"][1]
+    (damaged / "journal").write_bytes(bytes(1_000_000))
+    size = runs.listing({"sizes": True})["runs"][1]["size"]
+    assert 1_000_000 <= size["record"] < 1_200_000 and size["outputs"] is None
+    output = Path(state.output_folder(str(damaged), RECORDS["spec.json"]))
+    output.mkdir(parents=True)
+    (output / "step-1.pt").write_bytes(bytes(3_000_000))
+    size = runs.listing({"sizes": True})["runs"][1]["size"]
+    assert size["record"] < 1_200_000 and 3_000_000 <= size["outputs"] < 3_200_000
+
+
 def damages(record: dict[str, Any]) -> list[str]:
     wrong = (None, [7], {})
     return [

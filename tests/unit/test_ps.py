@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_relay import part_of
 
-from orchestrator.answers.runs import OtherUsersRun, WarmPython
+from orchestrator.answers.runs import OtherUsersRun, Size, WarmPython
 from orchestrator.commands import ps
 from orchestrator.runs import registry
 from orchestrator.runs.registry import Listing, Run
@@ -46,6 +47,15 @@ def test_a_name_and_an_attempt_are_columns_once_a_run_has_one(capsys: pytest.Cap
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["RUN", "NAME", "STATE", "ATTEMPT", "TIME", "BY", "SCRIPT", "HOSTS"]
     assert rows[1][1] == "running" and rows[2][1:4] == ["exp", "running", "3"]
+
+
+def test_the_disk_space_of_a_run_is_that_on_all_its_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run(1, size={"record": 1_000_000, "outputs": 5_000_000_000})
+    whole = replace(whole, parts={**whole.parts, "b": replace(whole.parts["a"], size=Size(500_000, None))})
+    show([whole, run(2, size={"record": 1_000_000, "outputs": None}), run(3)], NOON)
+    rows = [re.split(" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[0][-2:] == ["DISK", "OUTPUTS"]
+    assert [row[6:] for row in rows[1:]] == [["1.5 MB", "5.0 GB"], ["1.0 MB", "-"], []]
 
 
 def test_what_a_host_says_of_a_run_moves_no_cursor_and_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
     used = _used()
     folders = []
     for name, folder in _folders():
-        size, written = _measure(folder)
+        size, written = measure(folder)
         folders.append({"name": name, "bytes": size, "age": max(0.0, time.time() - written), "in_use": name in used})
     return {"folders": folders}
 
@@ -34,7 +34,7 @@ def remove(arguments: Dict[str, Any]) -> Dict[str, Any]:
 def retire(days: float) -> Dict[str, Any]:
     """Remove folders of runs without a name in which nothing was written for so many days. As `remove`."""
     oldest = time.time() - days * 86400
-    old = [name for name, folder in _folders() if state.LISTED.match(name) and _measure(folder)[1] < oldest]
+    old = [name for name, folder in _folders() if state.LISTED.match(name) and measure(folder)[1] < oldest]
     return remove({"names": old})
 
 
@@ -53,7 +53,7 @@ def _folders() -> Iterator[Tuple[str, str]]:
                 yield name, folder
 
 
-def _measure(folder: str) -> Tuple[int, float]:
+def measure(folder: str) -> Tuple[int, float]:
     """The bytes that a folder takes, and when something in it was last written."""
     size, written = 0, os.lstat(folder).st_mtime
     for parent, folders, names in os.walk(folder):
@@ -72,7 +72,7 @@ def _remove(name: str, folder: str) -> int:
     locks: List[int] = []
     try:
         _lock(name, locks)
-        size = _measure(folder)[0]
+        size = measure(folder)[0]
         shutil.rmtree(folder, ignore_errors=True)
         return -1 if os.path.lexists(folder) else size
     except OSError:

@@ -136,8 +136,8 @@ def _output(folder: str, spec: Optional[Dict[str, Any]]) -> Optional[str]:
 
 
 def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """`arguments`, both optional: members: whether to list the processes of runs that have a guard; others: whether to
-    list the runs of other users."""
+    """`arguments`, all optional: members: whether to list the processes of runs that have a guard; others: whether to
+    list the runs of other users; sizes: whether to measure the folders of the runs."""
     rows = []
     for run_id, folder in state.runs():
         if not state.LISTED.match(run_id):
@@ -149,10 +149,24 @@ def listing(arguments: Dict[str, Any]) -> Dict[str, Any]:
                     [process.pid, process.started, processes.command(process.pid)]
                     for process in belonging(run_id, folder)
                 ]
+            if arguments.get("sizes"):
+                run["size"] = _size(folder)
             rows.append(run)
     newest = ledger.newest(LEDGER_MOST)
     others = other_users.runs() if arguments.get("others") else []
     return {"runs": rows, "ledger": newest, "warm": _warm(), "queued": run_queue.waiting(), "others": others}
+
+
+def _size(folder: str) -> Dict[str, Any]:
+    """The bytes that a run takes on this host. Its outputs are None where they are on a disk of all hosts."""
+    from . import output_folders  # `prepare` does not need it
+
+    spec = state.read(os.path.join(folder, "spec.json")) or {}
+    output = None if spec.get("shared_output") else _output(folder, spec)
+    return {
+        "record": output_folders.measure(folder)[0],
+        "outputs": output_folders.measure(output)[0] if output and os.path.isdir(output) else None,
+    }
 
 
 def _warm() -> List[Dict[str, Any]]:
