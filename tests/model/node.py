@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.node.gang import election, election_state
 from orchestrator.node.gang.election_state import Ballot, Config, Entry, Role, first_ballot
+from orchestrator.node.gang.gang_state import FAILURE_GRACE
 
 from .rules import Violation
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from .gangs import Gang
     from .world import World
 
-KILL_MOST = 3.0  # s by the node's clock that the ranks may live after the guard began to kill them
+KILL_MOST = 1.8  # s by the node's clock that the ranks may live after SIGKILL
 WAKE_MOST = 1.0  # s from the end of a pause until the guard has looked at its clock; its recorder may be quicker
 STOP_WINDOW = 3.0  # s, of the election
 STOP_BEAT = 1.0  # s at most between two messages to the head, without elections
@@ -110,11 +111,12 @@ class Guard:
 
     def kill(self, why: str) -> None:
         ranks = self.ranks
-        if ranks is not None and not ranks.dying:
+        is_fence = why == "the permit has lapsed"
+        if ranks is not None and (is_fence or not ranks.dying):
             ranks.dying = True
-            if why == "the permit has lapsed":
-                self.fenced = True
-            seconds = self.world.dice.choice((0.0, 0.3, KILL_MOST)) / self.node.rate
+            self.fenced = self.fenced or is_fence
+            most = KILL_MOST if is_fence else FAILURE_GRACE + KILL_MOST
+            seconds = self.world.dice.choice((0.0, 0.3, most)) / self.node.rate
             self.world.after(seconds, lambda: self.end(ranks, ok=False))
 
     def end(self, ranks: Ranks, ok: bool) -> None:

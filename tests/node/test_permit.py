@@ -71,6 +71,21 @@ def test_the_ranks_end_without_a_further_word_when_the_permit_is_over(driven: tu
     driver.end()
 
 
+def test_a_rank_gets_no_time_after_the_permit(driven: tuple[Runs, Driver], tmp_path: Path) -> None:
+    """The other hosts wait for as long as it may live."""
+    runs, driver = driven
+    ready, saved = tmp_path / "ready", tmp_path / "saved"
+    save = f"lambda *_: (time.sleep(0.5), open({str(saved)!r}, 'w'))"
+    code = f"import signal, time; signal.signal(signal.SIGTERM, {save})\nopen({str(ready)!r}, 'w')\ntime.sleep(300)"
+    prepare(runs, driver, code)
+    driver.permit(4.0)
+    driver.run(1)
+    wait_until(ready.exists, 4.0, "the rank handles SIGTERM")
+    driver.wait_for(lambda status: status["phase"] == "exited" and status["fenced"])
+    assert not saved.exists()
+    driver.end()
+
+
 def test_a_run_order_under_a_permit_that_is_over_starts_nothing(driven: tuple[Runs, Driver]) -> None:
     runs, driver = driven
     run = prepare(runs, driver)

@@ -170,7 +170,7 @@ def test_the_model_notices_when_the_gang_does_not_wait_for_the_ranks_of_a_lost_h
 def test_the_model_notices_when_a_head_that_is_not_elected_takes_its_clock_for_that_of_a_lost_host() -> None:
     """The head's clock is fast, that of the lost host is slow, and a spare takes its place."""
     case = scenario(Fault(9.3, "cut", 0, 150, both((0, 1), (1, 2))), lease=12.0, team_size=2)
-    case = case._replace(seed="52", elects=False)  # a seed with such clocks
+    case = case._replace(seed="311", elects=False)  # a seed with such clocks
     assert not walk.violation(case, RealGang)
     with patch.object(real_gang, "kill_window", lambda lease, elects: KILL_WINDOW):
         assert walk.violation(case, RealGang)

@@ -25,7 +25,7 @@ from orchestrator.node.gang.gang_events import (
     StopRequested,
     Tick,
 )
-from orchestrator.node.gang.gang_state import Phase, State
+from orchestrator.node.gang.gang_state import KILL_WINDOW, Phase, State
 from orchestrator.node.roles import narration
 
 
@@ -92,9 +92,9 @@ def test_folders_that_a_lost_host_cannot_write_into_agree_while_its_ranks_may_st
         found.step(Exited(number, 1, False, 101.0))
     assert agreement.due(found.state, 101.0) is None
     assert agreement.due(found.state, 101.0, private=True) == (0, 3, 2)
-    found.step(Agreed(2, (0, 3, 2), 102.0))
-    assert found.step(PortFound(29501, 103.0)) == {}
-    assert runs(found.step(PortFound(29501, 103.6))) == [0, 2, 3]
+    found.step(Agreed(2, (0, 3, 2), 101.5))
+    assert found.step(PortFound(29501, 100.0 + KILL_WINDOW - 0.1)) == {}
+    assert runs(found.step(PortFound(29501, 100.0 + KILL_WINDOW + 0.1))) == [0, 2, 3]
 
 
 def test_an_agreement_of_another_team_or_attempt_does_not_count() -> None:

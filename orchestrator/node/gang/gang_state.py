@@ -7,8 +7,8 @@ from .election_state import SHORTER
 
 # s between TERM and KILL after a failure: a rank blocked in a collective runs no Python signal handler
 FAILURE_GRACE = 1.0
-# s after the loss of a node until its ranks are dead: its permit has lapsed by then, and its guard kills them
-KILL_WINDOW = FAILURE_GRACE + 2.5
+# s after the loss of a node until its ranks are dead: its permit has lapsed by then, and its guard kills them at once
+KILL_WINDOW = 2.0
 
 # codes of problems with which no attempt can succeed; with any other a host is used where there is no spare
 UNFIT = ("gpu-lost", "disk-full", "filesystem-hung", "gloo-ifname-no-match", "nccl-ib-link-fault")

@@ -185,7 +185,7 @@ class Attempts:
     def skip(self, attempt: int) -> None:
         """Start no process of an attempt: the permit of the head lapsed before its order was read."""
         self._follow(self._new_tree(attempt))
-        self.fence(0.0)
+        self.fence()
 
     def wait(self) -> None:
         """The gang made a spare of this node."""
@@ -370,10 +370,10 @@ class Attempts:
         if self.tree is not None and self.tree.outcome is None:
             self.tree.stop(grace, why)
 
-    def fence(self, grace: float) -> None:
-        """Stop the attempt that is running: without a permit, other hosts may be about to go on without this one."""
+    def fence(self) -> None:
+        """Kill the attempt that is running: without a permit, other hosts may be about to go on without this one."""
         self._fenced_attempt = self.number
-        self.stop_now(grace, "no message from the head")
+        self.stop_now(0.0, "no message from the head")
 
     def signal_ranks(self, number: int, chosen: Optional[List[int]], only_if_caught: bool, dry: bool) -> Dict[str, Any]:
         """As Tree.signal_ranks, for the attempt that is running."""

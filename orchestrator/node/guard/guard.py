@@ -270,7 +270,7 @@ class Guard:
     def _fence_if_due(self) -> None:
         """Stop the ranks when the permit has lapsed. The guard stays: the head may come back, and has new orders."""
         if self._attempts.is_running and not self._attempts.is_fenced and self._permit.has_lapsed(clock()):
-            self._attempts.fence(gang_state.FAILURE_GRACE)
+            self._attempts.fence()
             self._send_status()
 
     # signals and children
