@@ -154,7 +154,7 @@ def setup(
     "named",
     multiple=True,
     metavar="RUN",
-    help="With --outputs: delete only the outputs of this run. Can be repeated.",
+    help="Delete only this finished run, whatever run.keep says. With --outputs: only its outputs. Can be repeated.",
 )
 @click.option("--yes", is_flag=True, help="With --outputs: do not ask.")
 def prune(
@@ -169,11 +169,11 @@ def prune(
 
     if outputs and force:
         raise UsageError("--force and --outputs cannot be combined: --force is for the records of runs")
-    if (named or yes) and not outputs:
-        raise UsageError("--run and --yes need --outputs")
+    if yes and not outputs:
+        raise UsageError("--yes needs --outputs: without it, prune does not ask")
     if outputs:
         sys.exit(prune_command.prune_outputs(inventory, hosts, named, yes=yes))
-    sys.exit(prune_command.prune(inventory, hosts, force=force))
+    sys.exit(prune_command.prune(inventory, hosts, named, force=force))
 
 
 @cli.command(short_help="test the notifications")

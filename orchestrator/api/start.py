@@ -78,8 +78,8 @@ def find_run(run: str, *, inventory: str | Path | None = None) -> Run:
     named = [each for each in known if run in (each.run_id, each.name)]
     parts = [each for each in known if each.run_id.startswith(run) or each.run_id.endswith(run)]
     if not named and len(parts) != 1:
-        problem = "several runs match" if parts else "these hosts have no such run"
-        raise UsageError(f"{run}: {problem}: {', '.join(each.run_id for each in parts or known) or 'no run at all'}")
+        problem = "several runs match" if parts else "these hosts have no such run; they have"
+        raise UsageError(f"{run}: {problem}: {', '.join(each.run_id for each in parts or known) or 'none'}")
     return (named or parts)[-1]
 
 

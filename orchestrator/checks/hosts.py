@@ -153,10 +153,14 @@ def _disks(node: Node, fact: Facts, findings: Findings) -> None:
         evidence = f"df {disk.path}: {disk.free // MIB} MiB of {disk.total // MIB} MiB free"
         mount = f"df --output=target {shell_word(disk.path)} | tail -n 1"
         look = shlex.quote(f'du -xh --max-depth=2 "$({mount})" 2> /dev/null | sort -h | tail -n 20')
-        fix = f"remove old runs: ddp-orch prune INVENTORY; to find large files: ddp-orch exec INVENTORY -- {look}"
+        fix = (
+            "see what runs take: ddp-orch ps INVENTORY --all --size; "
+            "delete outputs of one: ddp-orch prune INVENTORY --outputs --run RUN; "
+            f"find other large files: ddp-orch exec INVENTORY -- {look}"
+        )
         if disk.free < DISK_LOW:
             severity: Severity = "error" if disk.free < error_below else "warning"
-            message = f"the disk of {disk.path} is nearly full: {disk.free // MIB} MiB left"
+            message = f"the disk of {disk.path} has only {disk.free // MIB} MiB left"
             findings.add(severity, "disk-full", name, message, fix, evidence)
         elif disk.free_files is not None and disk.free_files < FILES_LOW:
             message = f"the disk of {disk.path} has room for only {disk.free_files} more files"

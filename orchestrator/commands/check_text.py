@@ -144,7 +144,8 @@ def _verdict(report: Report) -> tuple[str, str, str]:
     witness = f" and the witness {report.plan.witness}" if report.plan.witness else ""
     ranks = f", {number_of(world_size(report.resolved), 'rank')}" if report.resolved else ""
     style = "warning" if counts["warning"] else "ok"
-    start = advice.command("up", *options, "--", "SCRIPT", inventory=path)
+    script = () if report.plan.inventory.run.script else ("--", "SCRIPT")
+    start = advice.command("up", *options, *script, inventory=path)
     return style, f"ready: {hosts}{witness}{ranks}, {', '.join(found) or 'no problems found'}", f"next: {start}"
 
 

@@ -118,11 +118,14 @@ class CodeWatch(Watch):
         assert self._snapshot is not None
         while not over.wait(LOOK_INTERVAL):
             stamps = _stamps(self._snapshot)
-            if stamps == self._stamps:
-                continue
-            while not over.wait(LOOK_INTERVAL) and (newer := _stamps(self._snapshot)) != stamps:
-                stamps = newer  # an editor or git is still writing
-            if changed := _changed(self._snapshot, self._stamps, stamps):
+            changed = _changed(self._snapshot, self._stamps, stamps)
+            # a log next to the code may grow all the time
+            while changed and not over.wait(LOOK_INTERVAL):
+                before, stamps = stamps, _stamps(self._snapshot)
+                changed = _changed(self._snapshot, self._stamps, stamps)
+                if all(stamps[path] == before[path] for path in changed):
+                    break  # else an editor or git is still writing
+            if changed:
                 names = ", ".join(changed[:MAX_NAMES]) + (", ..." if len(changed) > MAX_NAMES else "")
                 self._console.note(f"{names} changed at {time.strftime('%H:%M:%S')}; restarting")
                 self.has_changed = True
@@ -153,11 +156,10 @@ def _changed(snapshot: Snapshot, before: Mapping[str, _Stamp], after: Mapping[st
 
 
 def _has_other_contents(snapshot: Snapshot, entry: FileEntry) -> bool:
-    data = _read(snapshot, entry)
+    # `up --watch | tee train.log` writes to a log that is next to the code
+    data = _read(snapshot, entry, -1 if entry.path.endswith(".py") else entry.size)
     if data is None:
         return True
-    if not entry.path.endswith(".py"):
-        data = data[: entry.size]  # `up --watch | tee train.log` writes to a log that is next to the code
     return hashlib.sha256(data).hexdigest() != _digest(entry)
 
 
@@ -165,10 +167,13 @@ def _digest(entry: FileEntry) -> str:
     return entry.sha256 if entry.target is None else hashlib.sha256(os.fsencode(entry.target)).hexdigest()
 
 
-def _read(snapshot: Snapshot, entry: FileEntry) -> bytes | None:
-    """The contents of that file now, or the target of the link. None: it is missing."""
+def _read(snapshot: Snapshot, entry: FileEntry, most: int = -1) -> bytes | None:
+    """The first `most` bytes (-1: all) of that file now, or the target of the link. None: it is missing."""
     path = snapshot.root / entry.path
     try:
-        return path.read_bytes() if entry.target is None else os.fsencode(path.readlink())
+        if entry.target is not None:
+            return os.fsencode(path.readlink())
+        with path.open("rb") as file:
+            return file.read(most)
     except OSError:
         return None

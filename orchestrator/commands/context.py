@@ -254,8 +254,16 @@ def warn_of_missing(listing: registry.Listing, console: Console) -> None:
     ):
         console.warning(line)
     warn_of_doubts(listing, console)
-    if listing.failed and listing.runs and (retry := command_line_without(listing.failed, sys.argv[1:])):
-        console.note(f"to ask only the other hosts: {retry}")
+    if listing.failed and listing.runs and _takes_hosts():
+        console.note(f"to ask only the other hosts: {command_line_without(listing.failed, sys.argv[1:])}")
+
+
+def _takes_hosts() -> bool:
+    """Whether the command that is running has an option that chooses hosts."""
+    import click
+
+    context = click.get_current_context(silent=True)
+    return context is None or any({"--hosts", "--host"} & set(param.opts) for param in context.command.params)
 
 
 def command_line_without(hosts: Iterable[str], argv: Sequence[str]) -> str:

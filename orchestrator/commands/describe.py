@@ -13,6 +13,7 @@ from ..inventory import advice
 from ..inventory.model import Inventory
 from ..output.console import number_of
 from ..output.lines import Mask, presentable, rfc3339, whole_seconds
+from ..plan.run_program import without_program
 from ..runs import recent, registry, timeline
 from ..ui.event_rows import fold_ends
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_failures
@@ -37,7 +38,7 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
         print(json.dumps(page, indent=2))
         return 0
     about = advice.about(run, lookup.listing.runs, inventory.path)
-    for line in _lines(page, about.command("events")):
+    for line in _lines(page, about.command("events"), lookup.listing.missing_hosts(run)):
         print(line)
     print("\n".join(["next:", *(f"  {about.command(name)}" for name in ("logs", "diagnose", "report"))]))
     return 0
@@ -59,7 +60,7 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
         "by": shown(run.by),
         "ended_at": None if run.unfinished or run.ended_at is None else rfc3339(run.ended_at),
         "inventory": started.inventory if started else inventory.path,
-        "command": shown(shlex.join(spec.command)) if spec else shown(run.script),
+        "command": shown(shlex.join(without_program(spec.command))) if spec else shown(run.script),
         "python": shown(spec.python) if spec else None,
         "launcher": _launcher(spec.launcher) if spec else None,
         "setup": [shown(line) for line in spec.setup or ()] if spec else [],
@@ -102,8 +103,8 @@ def _first_failure(run: registry.Run) -> str | None:
     return None
 
 
-def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
-    """`all_events`: the command that shows them."""
+def _lines(page: Mapping[str, Any], all_events: str, missing: Sequence[str] = ()) -> Sequence[str]:
+    """`all_events`: the command that shows them. `missing`: hosts of the run that did not answer."""
     attempts = f", {number_of(page['attempt'], 'attempt')}"
     if page["max_restarts"]:
         attempts += f" (run.max_restarts: {page['max_restarts']})"
@@ -123,6 +124,9 @@ def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
     lines = [f"{name + ':':<15}{value}" for name, value in rows.items() if value]
     lines += ["", f"{'HOST':<20} {'ROLE':<7} {'NODE':>4} {'RANKS':>9}  {'STATE':<10} EXIT"]
     for node in page["nodes"]:
+        if node["state"] == "lost" != page["state"]:  # it was rebooted, and has only the record of an older attempt
+            lines.append(f"{node['host']:<20} {'-':<7} {'-':>4} {'-':>9}  lost")
+            continue
         first, count = page["ranks"].get(node["host"], (None, 0))
         ranks = "-" if first is None or node["witness"] else f"{first}-{first + count - 1}" if count > 1 else str(first)
         exits = node["signal"] or ("" if node["exit_code"] is None else node["exit_code"])
@@ -130,6 +134,7 @@ def _lines(page: Mapping[str, Any], all_events: str) -> Sequence[str]:
         role = "active" if node["role"] == "team" else node["role"]
         place = f"{role:<7} {number:>4} {ranks:>9}"
         lines.append(f"{node['host']:<20} {place}  {node['state']:<10} {exits}".rstrip())
+    lines += [f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  no answer" for host in missing]
     if events := fold_ends(page["events"]):
         left_out = len(events) - NEWEST_EVENTS
         lines += [

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tarfile
@@ -133,12 +134,13 @@ def _text(output: bytes | None) -> str:
 
 
 def _write(path: Path, parts: Mapping[str, str]) -> None:
+    folder = re.sub(r"(\.tar)?\.[^.]+$", "", path.name) or "ddp-orch-doctor"
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             for name, text in parts.items():
                 data = text.encode("utf-8", "backslashreplace")
-                entry = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
+                entry = tarfile.TarInfo(f"{folder if folder != path.name else f'{folder}-files'}/{name}")
                 entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
                 archive.addfile(entry, io.BytesIO(data))
     except OSError as error:

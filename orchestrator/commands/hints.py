@@ -23,12 +23,13 @@ ARGV = "ddp_orch.argv"  # the key in a context's `meta` of all words of the comm
 ELSEWHERE = {
     "apply": "ddp-orch up{}",
     "cancel": "ddp-orch kill{}",
+    "cordon": "ddp-orch drain RUN HOST (takes a host out of a run)",
     "cp": "ddp-orch fetch RUN (brings outputs here); ddp-orch up sends the code by itself",
     "dashboard": "ddp-orch top{}",
     "delete": "ddp-orch kill RUN (stops a run); ddp-orch prune (removes old runs)",
     "down": "ddp-orch kill{}",
     "download": "ddp-orch fetch{}",
-    "get": "ddp-orch ps{}",
+    "get": "ddp-orch ps; ddp-orch config (the hosts of the inventory)",
     "gpustat": "ddp-orch gpus{}",
     "hosts": "ddp-orch config (the hosts of the inventory); ddp-orch check (their state)",
     "inspect": "ddp-orch describe{}",
@@ -38,9 +39,13 @@ ELSEWHERE = {
     "ls": "ddp-orch ps{}",
     "nvidia-smi": "ddp-orch gpus; ddp-orch exec -- nvidia-smi{}",
     "queue": "ddp-orch ps{}; ddp-orch up --queue starts when it is the turn of the run",
-    "rm": "ddp-orch prune (removes old runs); ddp-orch kill RUN (stops one)",
+    "rm": "ddp-orch prune --run RUN (deletes the record of a finished run); ddp-orch kill RUN (stops one)",
     "run": "ddp-orch up{}",
+    "sbatch": "ddp-orch up -d{}",
+    "scancel": "ddp-orch kill{}",
     "show-gpus": "ddp-orch gpus{}",
+    "squeue": "ddp-orch ps",
+    "srun": "ddp-orch up; for a command on every host: ddp-orch exec -- CMD",
     "ssh": "ddp-orch shell RUN HOST (in the environment of a run); for a command on every host: ddp-orch exec -- CMD",
     "start": "ddp-orch up{}",
     "stats": "ddp-orch top{}",
@@ -55,15 +60,26 @@ ELSEWHERE = {
 
 _NNODES = "use --set run.nnodes=N, or choose hosts with --hosts PATTERN"
 _NPROC = "set nproc_per_node of the hosts in the inventory"
+# options of other programs by command, and what to use instead
+OTHER_PROGRAMS = {
+    "kill": {"-9": "to end the run without a grace period, use --grace 0"},
+    "logs": {"--lines": "use --tail N"},
+    "signal": {"-9": "give the signal after the run: ddp-orch signal RUN KILL"},
+}
 # options of other launchers, and what to use instead
 FOREIGN = {
     "--gpus": "set `gpus` of the hosts in the inventory",
+    "--launcher": "use --set run.launcher=NAME, or set it in the inventory",
     "--master-addr": "the rendezvous is on the `head` of the inventory; its port is run.rdzv.port",
     "--master-port": "set run.rdzv.port in the inventory",
     "--max-restarts": "use --set run.max_restarts=N, or set it in the inventory",
     "--num-gpus": _NPROC,
     "--num-machines": _NNODES,
     "--num-nodes": _NNODES,
+    "--nodes": _NNODES,
+    "--ntasks-per-node": _NPROC,
+    "--gpus-per-node": _NPROC,
+    "-N": _NNODES,
     "--nnodes": _NNODES,
     "--node-rank": "ranks follow the order of `hosts` in the inventory; rank 0 is on its `head`",
     "--nproc-per-node": _NPROC,
@@ -126,6 +142,9 @@ def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]
     if command == "init" and "ssh" in argv[1:2]:
         _suggest(error, [])
         return f"quote the line: ddp-orch init {shlex.quote(shlex.join(argv[1:]))}"
+    if known := OTHER_PROGRAMS.get(command, {}).get(option):
+        _suggest(error, [])
+        return known
     if command not in ("up", "exec", "bench"):
         return None
     place = next((number for number, word in enumerate(argv) if number and word.startswith(option)), len(argv))

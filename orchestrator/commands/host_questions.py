@@ -18,7 +18,7 @@ from ..inventory.sources.source_host import SourceHost
 from ..inventory.sources.ssh_hosts import configured_hosts
 from ..inventory.sources.ssh_line import is_ssh_line
 
-OTHER = "or names such as gpu[01-16], a line such as `ssh root@1.2.3.4 -p 40022`, or a hostfile"
+OTHER = "a line such as `ssh root@1.2.3.4 -p 40022`, or the name of a hostfile"
 YES_OR_NO = {"y": True, "yes": True, "n": False, "no": False}
 """What people answer to "More hosts?"."""
 
@@ -34,7 +34,8 @@ def choose_hosts() -> list[SourceHost]:
     configured = configured_hosts(config)
     for number, name in enumerate(configured, 1):
         click.echo(f"{number:4}  {name}", err=True)
-    listed = f"Numbers or names, such as 1,3-5; all; {OTHER}" if configured else f"Names such as gpu1,gpu2; {OTHER[3:]}"
+    kinds = "numbers such as 1,3-5, names, all" if configured else "names such as gpu1,gpu2 or gpu[01-16]"
+    listed = f"Type {kinds}, {OTHER}."
     click.echo(listed, err=True)
     chosen: dict[str, SourceHost] = {}
     default = "all" if configured else None

@@ -94,7 +94,7 @@ def init(hosts: Sequence[str], source: str | None, output: str, probe: bool | No
             from .trust import accept_keys
 
             accept_keys(load_inventory(output, None), False, console)
-        return _probe(inventory, entries, path, output, console)
+        return _probe(inventory, entries, path, output, text, console)
     given = ["--from", source] if source else hosts
     probe_command = shlex.join(["ddp-orch", "init", "--probe", *given, *_output_option(output)])
     count = number_of(len(inventory.hosts), "host")
@@ -127,8 +127,13 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _probe(inventory: Inventory, entries: Sequence[str], path: Path, output: str, console: Console) -> int:
-    """Write the inventory again with an interpreter that has torch, and say what the hosts have."""
+def _probe(
+    inventory: Inventory, entries: Sequence[str], path: Path, output: str, written: str, console: Console
+) -> int:
+    """Write the inventory again with an interpreter that has torch, and say what the hosts have.
+
+    `written`: what it was written with before.
+    """
     with open_fleet(inventory, short_timeout=True) as fleet:
         results = find_pythons.find_pythons(fleet, inventory.machines)
     chosen = find_pythons.choose(results.done)
@@ -139,6 +144,8 @@ def _probe(inventory: Inventory, entries: Sequence[str], path: Path, output: str
         lines[name] = one_line(f"{host.gpus or 'no GPU'}; {torch}")
     has_lines = [*fold_messages(lines), *_describe_networks(results.done)]
     usual = find_pythons.usual_path(chosen)
+    if not _has_text(path, written):
+        raise UsageError(f"{output} was changed in the meantime, and is left as it is; run `ddp-orch init` again")
     _write(path, render_entries(_with_pythons(entries, chosen), output, usual, has_lines))
     for line in has_lines:
         console.step(line)

@@ -158,7 +158,8 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
             with _limit(seconds):
                 view.run(Sink(look))
         except _Late:
-            raise TimedOut(f"run {run.run_id} has not ended within {timeout}; it continues") from None
+            unit = " s" if str(timeout).isdigit() else ""
+            raise TimedOut(f"run {run.run_id} has not ended within {timeout}{unit}; it continues") from None
         except _Ready as found:
             console.note(str(found).removeprefix("ddp-orch: "))
             return 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ..answers.files import OUTPUT_FOLDERS, PRUNE, REMOVE_OUTPUTS, Pruned
 from ..errors import UnreachableError, UsageError
-from ..hosts.fleet import fold_failures
+from ..hosts.fleet import Fleet, fold_failures
 from ..inventory import advice
+from ..inventory.model import Inventory
 from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold_messages, number_of, size
 from ..runs import registry
@@ -17,13 +19,18 @@ from ..runs.launch import describe_unfetched
 from .context import load_inventory, open_fleet, stderr_console
 
 
-def prune(inventory_path: str | None, hosts: str | None, *, force: bool) -> int:
+def prune(inventory_path: str | None, hosts: str | None, run_names: Collection[str] = (), *, force: bool) -> int:
+    """Delete the records and logs of finished runs: of those in `run_names`, else as `run.keep` says."""
     console = stderr_console()
+    if inventory_path and RUN_ID.fullmatch(inventory_path):
+        raise UsageError(f"{inventory_path} is a run; to delete its record: ddp-orch prune --run {inventory_path}")
     inventory = load_inventory(inventory_path, hosts)
     keep = inventory.run.keep.on_hosts()
     with open_fleet(inventory) as fleet:
         fleet.prepare(inventory.machines)
-        arguments = {"keep": keep, "force": force}
+        arguments: dict[str, Any] = {"keep": keep, "force": force}
+        if run_names:
+            arguments["only"] = _finished(run_names, fleet, inventory)
         results = fleet.each(inventory.machines, lambda _, session: session.request(PRUNE, arguments), "pruning")
     summaries = {host: _summarize(answer) for host, answer in results.done.items()}
     for line in fold_messages(summaries):
@@ -39,6 +46,17 @@ def prune(inventory_path: str | None, hosts: str | None, *, force: bool) -> int:
     for line in fold_failures(results.failed):
         console.error(line)
     return UnreachableError.exit_code if results.failed else 0
+
+
+def _finished(run_names: Collection[str], fleet: Fleet, inventory: Inventory) -> list[str]:
+    """The ids of these runs. Raises UsageError for one that does not exist, or has not ended."""
+    listing = registry.find(fleet, inventory.machines)
+    runs = [registry.choose(listing, name, inventory.path) for name in run_names]
+    for run in runs:
+        if run.unfinished:
+            kill = advice.command("kill", run.run_id, inventory=inventory.path)
+            raise UsageError(f"run {run.run_id} has not ended, so nothing was deleted. To stop it: {kill}")
+    return [run.run_id for run in runs]
 
 
 def _summarize(answer: Pruned) -> str:

@@ -49,12 +49,8 @@ def ps(
         finished = len(listing.runs)
         command_for_all = command("ps", "--all", inventory=inventory.path)
         console.note(
-            f"no unfinished run{' of yours' if listing.others else ''}"
-            + (
-                f"; to list {finished} finished {'run' if finished == 1 else 'runs'}: {command_for_all}"
-                if finished
-                else " on these hosts"
-            )
+            f"no {'' if everything else 'unfinished '}run{' of yours' if listing.others else ''}"
+            + (f"; to list {number_of(finished, 'finished run')}: {command_for_all}" if finished else " on these hosts")
         )
     if not as_json:
         if replaced:
@@ -152,7 +148,8 @@ def _print_others(others: Mapping[str, Sequence[OtherUsersRun]], now: float) -> 
 
 def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
     wrapped = ("NAME", "SCRIPT", "HOSTS", "PYTHON", "MODULES")
-    print_table(rows, wrapped=wrapped, optional=("NAME", "ATTEMPT", "DISK", "OUTPUTS"), widths={"RUN": ID_WIDTH})
+    optional = ("NAME", "ATTEMPT", "DISK", "OUTPUTS")
+    print_table(rows, wrapped=wrapped, optional=optional, widths={"RUN": ID_WIDTH}, dropped_first=("BY", "SCRIPT"))
 
 
 def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[str, str]:

@@ -14,6 +14,7 @@ from ..hosts import claims
 from ..node.serve.figures import figures as figures_in
 from ..output.lines import Line, Mask, presentable, rfc3339
 from ..output.span import ALL, Span
+from ..plan.run_program import without_program
 from ..runs import registry, timeline
 from .describe import describe_commit
 
@@ -311,7 +312,7 @@ def _config(spec: Spec, mask: Mask) -> dict[str, Any]:
         "ports",
     )
     return {
-        "command": [mask.hide(word) for word in spec.command],
+        "command": [mask.hide(word) for word in without_program(spec.command)],
         "launcher": spec.launcher["name"] if isinstance(spec.launcher, dict) else "",
         "env": env,
         **{key: getattr(spec, key) for key in keys},

@@ -222,10 +222,10 @@ class LiveBoard:
             self._ask("press Enter to return to the board")
 
     def _kill(self) -> None:
-        typed = self._ask(f"type the run's id to kill {self._run.run_id} (empty: back)")
-        if typed != self._run.run_id:
+        typed = self._ask(f"type the name or the id of the run to kill {self._run.run_id} (empty: back)")
+        if typed not in (self._run.run_id, self._run.name):
             if typed:
-                self._ask("the id does not match, so nothing was killed. Press Enter to return to the board")
+                self._ask("that is not this run, so nothing was killed. Press Enter to return to the board")
             return
         self._console.note("stopping the run gracefully ...")
         targets = ending.KillTargets(runs=(self._run.run_id,), run_grace=self._run.grace, lease=self._run.lease)

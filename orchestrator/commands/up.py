@@ -28,7 +28,7 @@ from ..output.terminal import tame
 from ..plan import accelerate, accelerate_ranks, description, entrypoint, invocation
 from ..plan import snapshot as ship
 from ..plan.launchers import OLD_LAUNCH, OLD_LOCAL_RANK, for_own_scripts
-from ..plan.plan import Code, Plan, advise_shell_variables, check_size, describe_unused, world_size
+from ..plan.plan import Code, Plan, advise_secrets, advise_shell_variables, check_size, describe_unused, world_size
 from ..plan.plan import make as make_plan
 from ..runs import attach, gpu_use, holding, launch, printing, queueing, recent
 from ..runs.timing import FirstLine, FirstLines
@@ -124,7 +124,7 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
     watch.begin(snapshot, plan.name)
     for note in (*describe_unused(plan), *(snapshot.notes if snapshot else ())):
         console.note(note)
-    for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
+    for warning in (*advise_shell_variables(plan), *advise_secrets(plan), *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
     if options.dry_run:
         if unset := _unset_secrets(inventory):

@@ -12,7 +12,8 @@ from . import causes
 
 CODES = ("dataset-missing", "file-missing-on-host")
 QUOTED = re.compile(r"['\"](/?[\w.-]+(?:/[\w. -]+)*/?)['\"]")
-BARE = re.compile(r"(?<![\w./:])(/[\w.-]+(?:/[\w.-]+)+)")
+BARE = re.compile(r"(?<![\w./:~])(/[\w.-]+(?:/[\w.-]+)+)")
+IN_HOME = re.compile(r"['\"](~[\w.-]*/[^'\"]+)['\"]")
 OUTPUTS = re.compile(r"/[0-9a-f]{12}/out/[^/]+/.")  # in an output folder of a run, which each host has for itself
 SET_RESUME = (
     "Set run.resume, so that every host gets it before the ranks start: head if rank 0 saves, union if every rank "
@@ -32,6 +33,16 @@ def path_of(finding: Finding) -> str | None:
             if match and "://" not in text[: match.start() + 8]:
                 return match[1]
     return None
+
+
+def explain_tilde(finding: Finding) -> Finding:
+    """Say so if the file could not be found because of a `~` that nobody has expanded."""
+    paths = [match[1] for text in finding.evidence for match in [IN_HOME.search(text)] if match]
+    if finding.code not in CODES or not paths:
+        return finding
+    message = f"{finding.message} (`~` in {paths[0]} was not expanded: only a shell does that, and only without quotes)"
+    fix = "Write the whole path, such as /home/ann/data, or have the script call os.path.expanduser."
+    return replace(finding, message=message, fix=fix)
 
 
 def check_hosts(

@@ -23,6 +23,11 @@ def hide_credentials(command: str) -> str:
     return hide_url_passwords(_WITH_VALUE.sub(r"\1***", command))
 
 
+def names_credential(variable: str) -> bool:
+    """Whether the name of a variable is one for credentials, such as HF_TOKEN."""
+    return _NAMED.fullmatch(variable) is not None
+
+
 def credentials_in(command: Sequence[str]) -> list[str]:
     """The values that `hide_credentials` hides, from the words of a command line."""
     values = []

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from .console import number_of
 from .lines import Line
 from .pipeline import Stage
 
@@ -78,9 +79,9 @@ class Quieter(Stage):
         if len(block) >= MAX_TRACE:
             return (*block, line)
         if _is_python(block[0]):
-            note = f"{line.text}  ({len(block)} lines of torchrun's traceback: {self._all_of_it})"
+            note = f"{line.text}  ({number_of(len(block), 'line')} of torchrun's traceback: {self._all_of_it})"
             return (line._replace(text=note),)
-        note = f"({len(block)} lines of torchrun's C++ stack: {self._all_of_it})"
+        note = f"({number_of(len(block), 'line')} of torchrun's C++ stack: {self._all_of_it})"
         return (block[0]._replace(text=note), *self._begin(key, line))
 
     def _begin(self, key: tuple[str, int], line: Line) -> Iterable[Line]:

@@ -16,6 +16,7 @@ from ..inventory.model import Host, Inventory
 from ..inventory.recovery import elects
 from ..inventory.selection import select
 from ..output.console import fold, number_of
+from ..output.mask import names_credential
 from . import launchers
 from .commit import Commit
 from .launchers import Launcher
@@ -225,6 +226,20 @@ def advise_shell_variables(plan: Plan) -> tuple[str, ...]:
             if correct != text:
                 warnings[what] = f"{what} is not expanded, because no shell reads it; write {shlex.quote(correct)}"
     return tuple(warnings.values())
+
+
+def advise_secrets(plan: Plan) -> tuple[str, ...]:
+    """A warning about variables that look like credentials, and are not in run.secrets."""
+    names = sorted(
+        {name for node in plan.nodes for name, value in node.env.items() if value and names_credential(name)}
+    )
+    if not names:
+        return ()
+    theirs = "its value is" if len(names) == 1 else "their values are"
+    return (
+        f"{', '.join(names)}: {theirs} stored in clear text in the records of the run, here and on its hosts. "
+        f"For credentials, use `run.secrets: [{', '.join(names)}]`, and set them in your environment",
+    )
 
 
 def check_size(env: Mapping[str, str], command: Sequence[str] = ()) -> None:

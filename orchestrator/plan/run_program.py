@@ -1,6 +1,8 @@
-"""The program by which the python of a host becomes a program of the host. Data."""
+"""The program by which the python of a host becomes a program of the host. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 RUN_PROGRAM = """
 import os, sys
@@ -45,3 +47,10 @@ except OSError as error:
 """Runs a command with the programs of its python's environment on the PATH. If DDP_ORCH_READY is a URL, another process
 prints a line once it answers.
 """
+
+_LAST = "os.execvp(sys.argv[1], sys.argv[1:])"  # of RUN_PROGRAM in all versions
+
+
+def without_program(command: Sequence[str]) -> Sequence[str]:
+    """The command that the user gave, for a command of a plan that may begin with RUN_PROGRAM."""
+    return command[4:] if len(command) > 4 and _LAST in command[3] else command

@@ -176,7 +176,7 @@ def _look_for_file(
     """If the first cause is a missing file, ask every host whether it has that file. `resume`: run.resume."""
     path = missing.path_of(findings[0]) if findings else None
     if path is None:
-        return findings
+        return tuple(map(missing.explain_tilde, findings))
 
     def ask(_: Host, session: Session) -> str | None:
         return session.request(PATHS, {"run_id": run_id, "paths": [path]}).paths[path]

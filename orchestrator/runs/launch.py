@@ -115,7 +115,7 @@ def check(
 
 def _show_start(resolved: Plan, auto: Sequence[AutoEnv], context: LaunchContext) -> None:
     """Show the code, the hosts and the variables of the run."""
-    if resolved.code is not None and not all(node.host.workdir for node in resolved.nodes):
+    if resolved.code is not None and resolved.code.files and not all(node.host.workdir for node in resolved.nodes):
         _show_code(resolved.code, context)
     names = [node.host.name for node in resolved.nodes if not node.host.witness]
     ranks = number_of(planning.world_size(resolved), "rank")

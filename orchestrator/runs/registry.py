@@ -343,7 +343,11 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
     if not matches:
         ps = f"`{command('ps', '--all', inventory=inventory)}`"
         newest = f"; the newest is {runs[-1].run_id}" if runs else ""
-        raise _missing(listing, f"no run {run!r} on these hosts{_advise(run, listing)}{newest}; {ps} lists them")
+        raise _missing(
+            listing,
+            f"no run {run!r} on these hosts{_advise(run, listing)}{newest}; {ps} lists them. "
+            "Of finished runs, they keep as many as `run.keep` says",
+        )
     if len(matches) > 1:
         ids = ", ".join(known.run_id for known in matches)
         raise UsageError(f"{run!r} matches several runs: {ids}; give more characters")

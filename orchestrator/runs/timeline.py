@@ -57,7 +57,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"
                 leaving.add(drained.node)
             case recorded.NodeEvent("Elected", elected):
-                why = "the head leaves the run" if head in ended else "the head was lost"
+                why = f"the head, {host(head)}, " + ("leaves the run" if head in ended else "was lost")
                 kind, what = "change", f"{host(elected.node)} was elected: {why}"
                 head = elected.node
             case recorded.Added(fields=added):

@@ -332,7 +332,7 @@ def few_processes(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, **setup("ulimit -u 300"))}
 
 
-@case("disk-full", says="nearly full", fix="du ")
+@case("disk-full", says="has only", fix="du ")
 def disk_full(lab: Lab) -> Iterator[Overrides]:
     lab.hosts[1].disk("/home/ann/.local", "40m")
     yield {}

@@ -18,6 +18,7 @@ LOOP = """import time
 print("this is version {}", flush=True)
 while True:
     time.sleep(0.05)
+    print("a line", flush=True)
 """
 
 

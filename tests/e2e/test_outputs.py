@@ -144,6 +144,9 @@ def test_outputs_are_deleted_when_that_is_asked_for_and_agreed_to(tmp_path: Path
     )
     assert orch(tmp_path, "prune", "inventory.yaml", "--outputs", "--run", mine, "--yes").returncode == 0
     assert kept() == []
+    assert orch(tmp_path, "prune", "inventory.yaml", "--run", "mine").returncode == 0  # its record too
+    assert [run["run_id"] for run in json.loads(orch(tmp_path, "ps", "--all", "--json").stdout)] == [unnamed]
+    assert orch(tmp_path, "prune", "inventory.yaml", "--run", "mine").returncode == 2
 
 
 def test_what_is_brought_here_does_not_travel_with_the_code_of_the_next_run(tmp_path: Path) -> None:

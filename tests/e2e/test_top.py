@@ -95,7 +95,7 @@ def _on_a_terminal(lab: Lab, inventory: object, run_id: str) -> None:
         os.write(ours, b"node-0\n")
         wait_until(lambda: drawn("node-0 0") and not drawn("node-1 1"), 30, "only one host is shown")
         os.write(ours, b"k")
-        wait_until(lambda: drawn("type the run's id"), 30, "it asks for the id")
+        wait_until(lambda: drawn("type the name or the id"), 30, "it asks for the id")
         os.write(ours, b"nonsense\n")
         wait_until(lambda: drawn("nothing was killed"), 30, "it is not the id")
         os.write(ours, b"\n")

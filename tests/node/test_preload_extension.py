@@ -109,7 +109,7 @@ def test_a_spare_has_imported_the_modules_before_it_is_needed(runs: Runs, module
     wait_until(lambda: imported.exists() and len(imported.read_text().split()) == 3, 20.0, "the spare has imported it")
     assert "ddp-preload" in {processes.name(int(pid)) for pid in imported.read_text().split()}
     pull_the_plug(run, 1)
-    wait_until(lambda: run.journal(2).get("2.1.out"), 30.0, "the spare runs a rank")
+    wait_until(lambda: run.journal(2).get("2.1.out", b"").endswith(b"\n"), 30.0, "the spare runs a rank")
     assert run.journal(2)["2.1.out"] == b"False\n"
     run.stop(grace=0.0)
 

@@ -29,12 +29,24 @@ def finding(text: str, code: str = "dataset-missing") -> Finding:
         ("RuntimeError: Unable to find /data/imagenet/train", "/data/imagenet/train"),
         ("OSError: Unable to open file (name = '/m/e_1.v1.h5', errno = 2)", "/m/e_1.v1.h5"),
         ("ValueError: no data", None),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '~/data/d.pt'", None),
         ("urllib.error.URLError: <urlopen error> https://x.org/data/train.tar", None),
         ("ConnectionError: Couldn't reach 'https://huggingface.co/datasets/x/resolve/main/x.py'", None),
     ],
 )
 def test_the_path_is_taken_from_the_error_and_not_from_its_frames(text: str, path: str | None) -> None:
     assert missing.path_of(finding(text)) == path
+
+
+@pytest.mark.parametrize("path", ["~/data/d.pt", "~ann/x"])
+def test_a_tilde_that_nobody_expanded_is_explained(path: str) -> None:
+    gone = finding(f"FileNotFoundError: [Errno 2] No such file or directory: {path!r}")
+    assert f"`~` in {path} " in missing.explain_tilde(gone).message
+
+
+def test_of_other_files_nothing_is_said_about_a_tilde() -> None:
+    for text, code in (("... directory: '/data/x'", "dataset-missing"), ("KeyError: '~/x'", "script-exception")):
+        assert missing.explain_tilde(finding(text, code)) == finding(text, code)
 
 
 def test_of_another_cause_no_file_is_looked_for() -> None:

@@ -59,6 +59,25 @@ def test_the_space_of_a_run_is_that_of_its_folder_and_of_its_outputs(damaged: Pa
     assert size["record"] < 1_200_000 and 3_000_000 <= size["outputs"] < 3_200_000
 
 
+@pytest.mark.parametrize(
+    ("spare", "now", "shown"),
+    [
+        (True, {"phase": "prepared", "node_rank": None, "attempt": 0}, "waiting"),
+        (False, {"phase": "prepared", "node_rank": None, "attempt": 0}, "starting"),
+        (False, {"phase": "exited", "node_rank": None, "attempt": 2}, "waiting"),  # it has come back
+        (False, {"phase": "exited", "node_rank": 1, "attempt": 2}, "stopping"),
+        (True, {"phase": "running", "node_rank": 1, "attempt": 2}, "running"),
+    ],
+)
+def test_a_host_without_ranks_waits(spare: bool, now: dict[str, Any], shown: str) -> None:
+    assert runs._state_here({"node": 0, "nodes": [{"host": "a", "spare": spare}]}, now) == shown
+
+
+def test_a_host_that_was_added_waits_for_the_next_attempt() -> None:
+    spec = {"node": 1, "nodes": [{"host": "a", "spare": False}]}
+    assert runs._state_here(spec, {"phase": "prepared", "node_rank": None, "attempt": 0}) == "waiting"
+
+
 def damages(record: dict[str, Any]) -> list[str]:
     wrong = (None, [7], {})
     return [

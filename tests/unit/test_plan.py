@@ -336,6 +336,19 @@ def test_a_variable_that_no_shell_expands_is_said_with_the_right_spelling(word: 
         assert [one.rpartition("; write ")[2].strip("'") for one in said] == ([right] if right else [])
 
 
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"HF_TOKEN": "hf_abc", "WANDB_API_KEY": "x"}, "HF_TOKEN, WANDB_API_KEY"),
+        ({"TOKENIZERS_PARALLELISM": "false", "KEYBOARD": "us", "HF_TOKEN": ""}, None),
+    ],
+)
+def test_a_credential_among_plain_variables_is_told(env: dict[str, str], named: str | None) -> None:
+    read = model.parse("hosts: [a, b]", "inventory.yaml")
+    of = plan.make(read, run_id="R", name="lab", command=("-u", "train.py"), code=None, env=env, debug=False)
+    assert [said.partition(":")[0] for said in plan.advise_secrets(of)] == ([named] if named else [])
+
+
 def test_outputs_on_a_shared_disk_have_a_folder_of_the_run() -> None:
     for text, output in (("hosts: [a]", None), ("hosts: [a]\nrun: {output: /shared/runs/}", "/shared/runs/lab")):
         resolved = plan.resolve(made(text), {"a": facts()})

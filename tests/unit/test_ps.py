@@ -58,6 +58,22 @@ def test_the_disk_space_of_a_run_is_that_on_all_its_hosts(capsys: pytest.Capture
     assert [row[6:] for row in rows[1:]] == [["1.5 MB", "5.0 GB"], ["1.0 MB", "-"], []]
 
 
+@pytest.mark.parametrize(
+    ("columns", "left_out"), [(70, {"BY", "SCRIPT"}), (80, {"BY"}), (160, set())], ids=lambda value: str(value)
+)
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, left_out: set[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    sizes = {"record": 1_500_000, "outputs": 12_300}
+    show([run(1, name="ctl2", by="root@controller", size=sizes)], NOON)
+    header, row = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    wanted = ["RUN", "NAME", "STATE", "TIME", "BY", "SCRIPT", "HOSTS", "DISK", "OUTPUTS"]
+    assert header.split() == [column for column in wanted if column not in left_out]
+    assert {"ctl2", "12.3"} <= set(row.split())
+
+
 def test_what_a_host_says_of_a_run_moves_no_cursor_and_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     show([run(1, by="[red]x[/]\x1b[2J@b", script="a\x1b]0;title\x07.py\nb")], NOON)
     said = capsys.readouterr().out

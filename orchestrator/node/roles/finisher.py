@@ -84,6 +84,6 @@ class Finisher:
                 snapshot_time.end(self._folder)
             else:
                 self._recorder.say(
-                    "no rank here has printed a line that begins with `saved`: a snapshot may be missing"
+                    "no rank here has printed a line that begins with `saved` since then: a snapshot may be missing"
                 )
             self._stop(by, self._grace)

@@ -275,7 +275,7 @@ class Relay:
     def _prune(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import at_boot, retire
 
-        removed = retire.retire(arguments["keep"], self._program, arguments["force"])
+        removed = retire.retire(arguments["keep"], self._program, arguments["force"], arguments.get("only"))
         at_boot.clean()
         return removed
 

@@ -20,13 +20,14 @@ UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and
 HOST_ID = re.compile(r"[0-9a-f]{12}\Z")
 
 
-def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str, Any]:
+def retire(keep: Dict[str, Any], program: str, force: bool = False, only: Optional[List[str]] = None) -> Dict[str, Any]:
     """Remove ended runs (more than `runs` of them, or older than `days`), and code and node programs unused for `days`.
 
     Runs shorter than a minute have a quota of their own, so that an hour of failed starts does not remove the logs of
     a week's run. Of the runs of one name that `up --watch` has stopped, the newest is kept.
-    `program` is the node program that runs this. `force`: also runs with files that were not fetched. Gives what was
-    removed, `freed` in bytes, and the runs that are only kept because of such files.
+    `program` is the node program that runs this. `force`: also runs with files that were not fetched. `only`: remove
+    the runs with these ids, whatever `keep` says, and nothing else. Gives what was removed, `freed` in bytes, and the
+    runs that are only kept because of such files.
     """
     oldest = time.time() - keep["days"] * 86400
     over = sorted(run for home in state.homes() for run in _over(home))[::-1]
@@ -35,7 +36,9 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
     for brief in (True, False):
         alike = [(at, folder) for at, folder in over if folder not in replaced and _is_brief(at, folder) == brief]
         due += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
-    strangers = list(_strangers())
+    strangers = list(_strangers()) if only is None else []
+    if only is not None:
+        due = [folder for _, folder in over if os.path.basename(folder) in only]
     due += [folder for home in strangers for at, folder in _over(home) if at < oldest]
     can_be_fetched = [] if force else [folder for folder in due if state.LISTED.match(os.path.basename(folder))]
     unfetched = [folder for folder in can_be_fetched if outputs.unfetched(folder)]
@@ -50,10 +53,11 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
     snapshots = [os.path.join(code, name) for name in os.listdir(code)]
     programs = [os.path.join(base, name) for name in os.listdir(base) if name.startswith("node-")]
     unused = [path for path in snapshots + programs if os.path.basename(path) not in needed and _mtime(path) < oldest]
+    unused = unused if only is None else []
     freed += sum(map(_remove, unused))
     freed += sum(_remove(home) for home in strangers if _is_empty(home) and _last_used(home) < oldest)
     of_outputs: Dict[str, Any] = (
-        output_folders.retire(keep["outputs"]) if keep.get("outputs") else {"removed": [], "freed": 0}
+        output_folders.retire(keep["outputs"]) if keep.get("outputs") and only is None else {"removed": [], "freed": 0}
     )
     return {
         "runs": sorted(map(os.path.basename, gone)),

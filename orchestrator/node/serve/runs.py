@@ -79,9 +79,18 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     elif os.path.exists(os.path.join(folder, "stop.json")):
         answer["state"] = "stopping"
     else:
-        here = "running" if state.is_witness(spec) else STATES[AttemptPhase(now["phase"])]
+        here = "running" if state.is_witness(spec) else _state_here(spec, now)
         answer["state"] = gang.get("label", here)
     return answer
+
+
+def _state_here(spec: Dict[str, Any], now: Dict[str, Any]) -> str:
+    phase = AttemptPhase(now["phase"])
+    has_no_ranks = now["node_rank"] is None and phase is not AttemptPhase.RUNNING
+    in_first_team = [not node["spare"] for node in spec["nodes"]][spec["node"] :][:1] == [True]
+    if has_no_ranks and (now["attempt"] or not in_first_team):  # a spare, or a host that has been away
+        return "waiting"
+    return STATES[phase]
 
 
 def _script(command: List[str]) -> str:

@@ -1,0 +1,43 @@
+"""`describe`: the table of hosts, and the command that the user gave."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from orchestrator.commands.describe import _lines
+from orchestrator.plan.run_program import RUN_PROGRAM, without_program
+
+
+def node(host: str, role: str, rank: int | None, state: str) -> dict[str, Any]:
+    nothing = {"witness": False, "exit_code": None, "signal": None, "pid": None}
+    return {"host": host, "role": role, "node_rank": rank, "state": state, **nothing}
+
+
+def table(state: str, nodes: list[dict[str, Any]], missing: tuple[str, ...] = ()) -> list[list[str]]:
+    page: dict[str, Any] = dict.fromkeys(("ended_at", "first_failure", "command", "launcher", "inventory", "workdir"))
+    page |= {"run_id": "R", "name": "R", "state": state, "attempt": 3, "max_restarts": 3, "by": "ann", "setup": []}
+    page |= {"started_at": "2026-01-01T12:00:00Z", "code": None, "nodes": nodes, "events": [], "files": {}}
+    page["ranks"] = {each["host"]: [each["node_rank"], 1] for each in nodes}
+    rows = [re.split(" {2,}", line) for line in _lines(page, "ddp-orch events", missing)]
+    start = next(number for number, row in enumerate(rows) if row[0] == "HOST")
+    return [row for row in rows[start + 1 :] if row != [""]]
+
+
+def test_a_host_that_was_rebooted_has_no_place_in_the_attempt_of_the_others() -> None:
+    nodes = [node("a", "head", 0, "running"), node("b", "team", 1, "lost")]
+    assert table("running", nodes) == [["a", "head", "0", "0", "running"], ["b", "-", "-", "-", "lost"]]
+
+
+def test_a_host_that_does_not_answer_is_listed() -> None:
+    assert table("running", [node("a", "head", 0, "running")], ("b",))[1:] == [["b", "-", "-", "-", "no answer"]]
+
+
+def test_a_lost_run_shows_where_its_hosts_were() -> None:
+    assert table("lost", [node("a", "head", 0, "lost")]) == [["a", "head", "0", "0", "lost"]]
+
+
+def test_the_program_around_a_command_is_not_shown() -> None:
+    assert without_program(["/p", "-u", "-c", RUN_PROGRAM, "bash", "run.sh"]) == ["bash", "run.sh"]
+    for own in (["/p", "-u", "train.py", "-c", "x.yaml"], ["/p", "-u", "-c", "print(1)", "x"]):
+        assert without_program(own) == own
