@@ -125,9 +125,10 @@ def launch_in_turn(
             if resolved is not None:
                 queue.leave(hosts)
                 return resolved
-            message, pause = describe(turns), LOOK_INTERVAL
             if not wait:
-                raise HeldError(f"{message}\n  to wait for your turn, add: --queue")
+                why = describe(turns, "in use by")
+                raise HeldError(f"too few hosts are free: {why}\n  to wait for your turn, add: --queue")
+            message, pause = describe(turns), LOOK_INTERVAL
             message = f"queued: {message}. Ctrl-C leaves the queue"
         fresh = None
         if message != reported:
@@ -244,7 +245,7 @@ class _Any:
 _Choice = _All | _Any
 
 
-def describe(turns: Results[Turn]) -> str:
+def describe(turns: Results[Turn], why: str = "waiting for") -> str:
     """What the run waits for: `waiting for run 2026... (mine, of ann@laptop) on gpu[1-2]; 1 run is ahead`."""
     running: dict[str, list[str]] = {}
     ahead = {}
@@ -253,7 +254,7 @@ def describe(turns: Results[Turn]) -> str:
             running.setdefault(_name(run.run_id, run.name, run.by), []).append(host)
         for run in turn.ahead:
             ahead[run.run_id] = _name(run.run_id, run.name, run.by)
-    parts = [f"waiting for {name} on {fold(hosts)}" for name, hosts in running.items()]
+    parts = [f"{why} {name} on {fold(hosts)}" for name, hosts in running.items()]
     if ahead:
         are = "is" if len(ahead) == 1 else "are"
         parts.append(f"{number_of(len(ahead), 'run')} {are} ahead: {', '.join(ahead.values())}")
