@@ -370,6 +370,15 @@ def test_the_segment_that_is_being_written_is_kept_whatever_the_limit(tmp_path: 
             "Fatal Python error: Segmentation fault",
         ),
         (
+            b"  7%|##  |\nterminate called without an active exception\n",
+            "terminate called without an active exception",
+        ),
+        (b"ValueError: bad sample\nterminate called without an active exception\n", "ValueError: bad sample"),
+        (
+            b"ValueError: bad\nterminate called without an active exception\nFatal Python error: Aborted\n\n  a\n",
+            "ValueError: bad",
+        ),
+        (
             b"terminate called without an active exception\nFatal Python error: Aborted\n\nExtension modules: a\n",
             "terminate called without an active exception",
         ),

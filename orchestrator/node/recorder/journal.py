@@ -63,6 +63,11 @@ class Stream(NamedTuple):
         return {"out": "stdout", "err": "stderr"}[self.channel] if self.source.isdigit() else "agent"
 
 
+# by a process that ended, after an exception or not, while a thread of its libraries was running
+ABORTED_AT_EXIT = "terminate called without an active exception"
+EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt|Warning)\b")  # the last line of a traceback
+
+
 class Segment(NamedTuple):
     start: int
     path: str  # without its extension
@@ -84,9 +89,15 @@ def _last_words(file: int) -> str:
     text = os.pread(file, 4096, max(0, os.fstat(file).st_size - 4096)).decode("utf-8", "backslashreplace")
     lines = [RANK_PREFIX.sub("", line.strip(), 1) for line in text.splitlines()]
     lines = [line for line in lines if line and not C10D_WARNING.match(line) and not line.startswith(HYDRA_HINT)]
+    lines = [
+        line
+        for number, line in enumerate(lines)
+        if line != ABORTED_AT_EXIT or not (number and EXCEPTION.match(lines[number - 1]))
+    ]
     for number, line in enumerate(lines):
         if line.startswith("Fatal Python error:"):  # Python's faulthandler: stacks and modules follow
-            aborted = number > 0 and lines[number - 1].startswith(("terminate called", "what():"))
+            before = lines[number - 1] if number else ""
+            aborted = before.startswith(("terminate called", "what():")) or EXCEPTION.match(before)
             return lines[number - 1 if aborted else number][:300]
     return lines[-1][:300] if lines else ""
 
