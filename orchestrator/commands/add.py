@@ -17,7 +17,9 @@ def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_js
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     hosts = {host.name: host for host in inventory.hosts}
     if host_name not in hosts:
-        raise UsageError(f"{host_name} is not in {inventory.path}; {nearest(host_name, list(hosts))}")
+        raise UsageError(
+            f"{host_name} is not in {inventory.path}; add it there first ({nearest(host_name, list(hosts))})"
+        )
     if via.bound_hosts([hosts[host_name]]):
         raise UsageError(
             f"{host_name}: ddp-orch reaches it with srun, so Slurm would end its guard together with this command. "

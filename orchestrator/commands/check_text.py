@@ -132,7 +132,7 @@ def _two_digits(value: float) -> str:
 def _verdict(report: Report) -> tuple[str, str, str]:
     """How to colour it, what it says, and the next command, on a line of its own so that it can be copied."""
     counts = Counter(finding.severity for finding in report.findings)
-    path = report.plan.inventory.source or report.plan.inventory.path
+    path = report.plan.inventory.path
     options = ("--hosts", report.hosts) if report.hosts else ()
     found = [number_of(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
     if counts["error"] or report.unreachable:

@@ -185,7 +185,7 @@ def _make_folder(folder: Path) -> None:
     try:
         make_results_folder(folder)
     except OSError as error:
-        raise UsageError(f"-o {folder}: {error.strerror}") from error
+        raise UsageError(f"cannot create the folder {folder}: {error.strerror}; choose another with -o") from error
 
 
 def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, console: Console) -> RunOutputs:

@@ -45,6 +45,8 @@ def ps(
             for host, part in run.parts.items():
                 for what, why in part.not_notified.items():
                     console.warning(f"run {run.run_id}: {host}: notify.{what} failed: {why}")
+    elif not listing.answered:
+        console.note("no host answered, so nothing is known about runs")
     else:
         finished = len(listing.runs)
         command_for_all = command("ps", "--all", inventory=inventory.path)

@@ -68,7 +68,9 @@ def run(inventory: Inventory, run_id: str, fleet: Fleet, context: LaunchContext)
     code = planning.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), len(snapshot.files), snapshot.size)
     hosts = tuple(replace(host, workdir=None) for host in inventory.hosts)
     inventory = for_own_scripts(inventory)
-    inventory = replace(inventory, hosts=hosts, run=replace(inventory.run, max_restarts=0, secrets=()))
+    run_options = replace(inventory.run, max_restarts=0, secrets=())
+    silent = replace(inventory.notify, webhook=None, mail=None, command=None)  # no alert about a check
+    inventory = replace(inventory, hosts=hosts, run=run_options, notify=silent)
     command = ("-u", SCRIPT.name)
     plan = planning.make(inventory, run_id=run_id, name=run_id, command=command, code=code, env={}, debug=False)
     try:

@@ -27,6 +27,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
     attempt = head = 0
     leaving: set[int] = set()  # nodes that were drained
     ended: set[int] = set()  # those of them that have no rank any more
+    lost_in: dict[int, int] = {}  # by node, the attempt in which it was lost, until it is back
     kind: Kind
 
     def host(node: int) -> str:
@@ -41,6 +42,8 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.Failed(fields=failed):
                 last_line = f" ({failed.failure.said})" if failed.failure.said else ""
                 kind, what = "failure", f"{host(failed.node)}: {failed.failure.what}{last_line}"
+            case recorded.Exited(fields=exited) if exited.attempt > lost_in.pop(exited.node, exited.attempt):
+                kind, what = "change", f"{host(exited.node)} is back"  # it has no rank of the attempt of the others
             case recorded.Exited(fields=exited):
                 how = "finished" if exited.ok else "failed or were stopped"
                 ended |= leaving & {exited.node}
@@ -50,8 +53,10 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.NodeEvent("Lost", lost) if lost.node in leaving:
                 kind, what = "change", f"{host(lost.node)} does not answer any more: it was leaving the run"
             case recorded.NodeEvent("Lost", lost):
+                lost_in[lost.node] = attempt
                 kind, what = "failure", f"{host(lost.node)} was lost: the other hosts received nothing from it"
             case recorded.NodeEvent("Restarted", restarted):
+                lost_in[restarted.node] = attempt
                 kind, what = "failure", f"{host(restarted.node)} was restarted"
             case recorded.Drain(fields=drained):
                 kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -95,6 +96,18 @@ def test_the_verdict_is_coloured_on_a_terminal(name: str, style: str, verdict: s
 def test_a_warning_does_not_keep_hosts_from_being_ready() -> None:
     text = render(report("gpu-[01-03]", WARNING), 100, colour=True)
     assert "\x1b[33mready: 3 hosts, 24 ranks, 1 warning" in text
+
+
+def test_the_next_command_names_the_inventory_as_it_was_given_and_no_script_where_it_has_one() -> None:
+    made = report("gpu-[01-02]").plan
+    run = replace(made.inventory.run, script="train.py")
+    given = replace(made.inventory, path="@hostfile:hosts --with base.yaml", source="@hostfile:hosts")
+    for inventory, expected in (
+        (given, "next: ddp-orch up @hostfile:hosts --with base.yaml -- SCRIPT"),
+        (replace(given, run=run), "next: ddp-orch up @hostfile:hosts --with base.yaml"),
+    ):
+        changed = replace(report("gpu-[01-02]"), plan=replace(made, inventory=inventory))
+        assert render(changed, 100, colour=False).splitlines()[-1] == expected
 
 
 def test_scattered_names_do_not_push_the_table_off_the_screen() -> None:

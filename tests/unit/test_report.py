@@ -131,6 +131,24 @@ def event(name: str, at: float, **fields: Any) -> dict[str, Any]:
     return {"event": name, "fields": {"at": at, **fields}}
 
 
+def test_a_lost_host_that_returns_has_failed_in_no_later_attempt() -> None:
+    told = records()
+    told["gpu-0"]["events"] = [
+        event("StartRequested", 1000.0, master_addr="10.0.0.1", master_port=1),
+        event("Lost", 1010.0, node=1),
+        event("Exited", 1011.0, node=0, attempt=1, ok=False),
+        event("PortFound", 1012.0, port=2),
+        event("Exited", 1030.0, node=1, attempt=2, ok=False),  # of the attempt of the others
+        event("Exited", 1040.0, node=0, attempt=2, ok=False),
+        event("PortFound", 1041.0, port=3),
+        event("Exited", 1050.0, node=1, attempt=3, ok=False),
+    ]
+    known = decode(Record, told["gpu-0"], "record")
+    ends = [entry.what for entry in timeline.entries(known.events, ["gpu-0", "gpu-1"]) if "gpu-1" in entry.what]
+    assert [what.partition(": ")[0] for what in ends[1:]] == ["gpu-1 is back", "gpu-1"]
+    assert "attempt 3" in ends[2]
+
+
 def test_a_drained_host_is_not_said_to_be_lost() -> None:
     told = records()
     told["gpu-0"]["events"] = [
