@@ -318,9 +318,9 @@ def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs]) -> str:
     """The warning about files that the script wrote to relative paths."""
     host, files = min(files_by_host.items(), key=lambda item: item[0])
     names = ", ".join(files.files) + (", ..." if files.count > len(files.files) else "")
-    others = f" (and more on {fold(set(files_by_host) - {host})})" if len(files_by_host) > 1 else ""
+    others = f" (and some on {fold(set(files_by_host) - {host})})" if len(files_by_host) > 1 else ""
     return (
-        f"the script wrote files outside $DDP_ORCH_OUTPUT_DIR: {names} on {host}, in {files.folder}{others}\n"
+        f"the script wrote files outside $DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {files.folder}\n"
         "  A new run of the same name will not find them. Write to $DDP_ORCH_OUTPUT_DIR; in an argument, {output} "
         "is that folder: --out '{output}'"
     )
