@@ -16,7 +16,9 @@ from .engine import Diagnosis, shorten
 
 WIDTH = 100  # the most columns
 MAX_LINES = 12
-MAX_PARAGRAPH = 2  # lines of the message, and of the fix
+MAX_PARAGRAPH = 2  # lines of the message, and of the fix where there is no more room
+MAX_FIX = 4  # lines
+LEAST_EVIDENCE = 2  # lines that a long fix leaves for the evidence
 MAX_EARLIER = 2  # attempts before the last
 MAX_WRAPPED = 4  # lines of one text of the evidence
 _BOLD_RED, _BOLD = "\x1b[1;31m", "\x1b[1m"
@@ -40,14 +42,15 @@ def render_text(
     if not causes:
         return []
     _, first = causes[0]
-    message = textwrap.wrap(first.message, columns, initial_indent="  ", subsequent_indent="  ")[:MAX_PARAGRAPH]
-    fix = textwrap.wrap(first.fix, columns, initial_indent="  fix: ", subsequent_indent="       ")[:MAX_PARAGRAPH]
+    message = _wrap(first.message, columns, "  ", MAX_PARAGRAPH)
     headline = _headline(*causes[0])
     above = [f"{_BOLD_RED}{headline}{RESET}" if colour else headline, *message]
-    below = [*fix, *([read_more] if read_more else [])]
+    below = [read_more] if read_more else []
     below += [_headline("perhaps also", finding) for finding in diagnosis.findings[1:2]]
     below += [_headline(*cause) for cause in causes[1 : 1 + MAX_EARLIER]]
     below += _summarise_consequences(diagnosis.consequences)
+    for_fix = MAX_LINES - len(above) - len(below) - LEAST_EVIDENCE
+    below = _wrap(first.fix, columns, "  fix: ", max(MAX_PARAGRAPH, min(MAX_FIX, for_fix))) + below
     room = MAX_LINES - len(above) - len(below)
     source = next((found for text in first.evidence if (found := find_source(text))), None)
     if source is None:
@@ -55,6 +58,14 @@ def render_text(
     others = tuple(text for text in first.evidence if find_source(text) is None)
     return (
         above + _render_evidence(others, columns, room, bold=colour) + _render_source(source, columns, colour) + below
+    )
+
+
+def _wrap(text: str, columns: int, indent: str, most: int) -> list[str]:
+    """At most so many lines; ` ...` stands for the rest."""
+    following = " " * len(indent)
+    return textwrap.wrap(
+        text, columns, initial_indent=indent, subsequent_indent=following, max_lines=most, placeholder=" ..."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..node.serve.figures import figures
 from ..output.console import fold
@@ -13,6 +14,19 @@ from .missing import SET_RESUME
 
 RESUMED = 10
 """The least first step that shows that a rank has loaded a snapshot: some scripts print only every few steps."""
+
+
+CONSEQUENCES = ("uneven-inputs", "process-group-not-destroyed")
+"""What it looks like when ranks that began at different steps end at different times."""
+
+
+def with_uneven_resume(findings: Sequence[Finding], uneven: Finding | None) -> tuple[Finding, ...]:
+    """The findings, the first cause first, with what `find_uneven_resume` found."""
+    if uneven is None:
+        return tuple(findings)
+    if findings and findings[0].code in CONSEQUENCES:
+        return (replace(uneven, severity=findings[0].severity), *findings)
+    return (*findings, uneven)
 
 
 def find_uneven_resume(lines: Sequence[Line], attempt: int, whole: int) -> Finding | None:

@@ -15,7 +15,7 @@ from ..diagnosis.exits import Exit
 from ..diagnosis.record import RunRecord
 from ..diagnosis.recorder_lines import DRAINS
 from ..diagnosis.transcript import LogLine, strip_torch_tags
-from ..diagnosis.uneven_resume import find_uneven_resume
+from ..diagnosis.uneven_resume import find_uneven_resume, with_uneven_resume
 from ..diagnosis.unfinished import diagnose_unfinished
 from ..hosts import claims
 from ..hosts.fleet import Fleet
@@ -73,7 +73,7 @@ def gather_and_diagnose(
         resume = parts[first].resume if first is not None else "none"
         diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, run_hosts, fleet, resume))
         uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0]) if resume == "none" else None
-        diagnosis = replace(diagnosis, findings=(*diagnosis.findings, *filter(None, [uneven])))
+        diagnosis = replace(diagnosis, findings=with_uneven_resume(diagnosis.findings, uneven))
         diagnosis = kept_back.explain(diagnosis, run_id) if same_code else diagnosis
         diagnosis = _doubt(diagnosis, _silent_hosts(parts, nodes, evidence), parts, verdict)
     elif is_running:

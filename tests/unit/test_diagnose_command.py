@@ -363,3 +363,16 @@ def test_a_host_is_called_as_in_the_inventory_whatever_its_own_name_is() -> None
     lines = [Line(100.0, "b", None, "agent", 1, text) for text in report]
     first = judge(lines, VERDICT, {"a": answer(), "b": answer()}, {0: "a", 1: "b"}).findings[0]
     assert (first.code, first.hosts, first.rank) == ("worker-segfault", ("b",), 1)
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("words", [20, 40, 400])
+def test_a_fix_is_shown_whole_or_ends_in_dots(columns: int, words: int) -> None:
+    fix = " ".join(f"word{number}" for number in range(words))
+    evidence = ('File "/home/ann/train.py", line 3, in <module>', "ValueError: x")
+    finding = Finding("error", "uneven-inputs", ("a",), "Ranks differ.", fix, evidence, 1, None, "medium")
+    lines = render_text(Diagnosis((finding,), ()), columns, "  full log: ddp-orch logs")
+    shown = " ".join(" ".join(lines).partition("fix: ")[2].partition("  full log")[0].split())
+    assert shown == fix or (shown.endswith(" ...") and fix.startswith(shown[:-4]))
+    assert (shown == fix) == (words < 400)
+    assert len(lines) <= 12 and any("ValueError" in line for line in lines)

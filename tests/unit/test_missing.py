@@ -8,7 +8,7 @@ import pytest
 from golden_files import assert_message
 
 from orchestrator.diagnosis import missing
-from orchestrator.diagnosis.uneven_resume import find_uneven_resume
+from orchestrator.diagnosis.uneven_resume import find_uneven_resume, with_uneven_resume
 from orchestrator.output.finding import Finding
 from orchestrator.output.lines import Line
 
@@ -115,3 +115,11 @@ def test_hosts_that_begin_anew_while_others_resume_lack_the_snapshot(
     assert (found.hosts if found else None) == hosts
     assert found is None or (found.code, "run.resume" in found.fix) == ("file-missing-on-host", True)
     assert find_uneven_resume([line._replace(attempt=1) for line in lines], 1, whole) is None
+
+
+def test_hosts_that_resumed_at_different_steps_explain_uneven_inputs_and_nothing_else() -> None:
+    uneven, oom = finding("", "file-missing-on-host"), finding("", "cuda-oom")
+    inputs = finding("", "uneven-inputs")
+    assert [one.code for one in with_uneven_resume([inputs], uneven)] == ["file-missing-on-host", "uneven-inputs"]
+    assert with_uneven_resume([oom], uneven) == (oom, uneven)
+    assert with_uneven_resume([oom], None) == (oom,)
