@@ -12,7 +12,7 @@ from ..inventory.launcher_rows import COMMAND
 from ..output.console import number_of, size
 from . import launchers
 from .plan import Code, Plan, find_script_arguments, gets_code
-from .run_program import RUN_PROGRAM
+from .run_program import without_program
 
 MASK = "***"
 MAX_NAMES = 4  # names of files that are not sent
@@ -110,8 +110,8 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
         of_host = {"nproc_per_node": str(node.nproc), "host": node.host.name, "python": node.host.python}
         of_run = {**values, **of_host, "run": plan.name, **dict.fromkeys(AUTO_PLACES, "auto")}
         command = launchers.host_words(plan.launcher, words, of_run, first=number == 0)
-    elif node.command[3:4] == (RUN_PROGRAM,):
-        command = list(node.command[4:])
+    elif (bare := without_program(node.command)) != node.command:
+        command = list(bare)
     elif not plan.launcher.agent:
         command = [each for word in plan.launcher.argv for each in (command if word == COMMAND else (word,))]
     auto_env = {name: value.format_map(values) for name, value in node.auto_env.items()}

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.node.host import state
 from orchestrator.node.serve import outputs
-from orchestrator.node.serve.retire import BY_WATCH, retire
+from orchestrator.node.serve.retire import BY_WATCH, remove, retire
 from orchestrator.runs import registry
 
 DAY = 86400.0
@@ -49,17 +49,19 @@ def run(run_id: str, days: float, *, ended: bool = True, program: str | None = N
     return made
 
 
-def test_a_run_that_is_named_is_removed_and_nothing_else(program: Path) -> None:
+@pytest.mark.usefixtures("program")
+def test_a_run_that_is_named_is_removed_and_nothing_else() -> None:
     unused = folder(Path(state.base()) / "node-old", 99)
     runs = [run(f"run-{number}", number) for number in range(4)]
-    answer = retire(KEEP, str(program), only=["run-1", "no-such-run"])
+    answer = remove(["run-1", "no-such-run"])
     assert [one.exists() for one in runs] == [True, False, True, True]
     assert (answer["runs"], answer["left"], unused.exists()) == (["run-1"], 3, True)
 
 
-def test_a_run_that_has_not_ended_is_not_removed_by_its_name(program: Path) -> None:
+@pytest.mark.usefixtures("program")
+def test_a_run_that_has_not_ended_is_not_removed_by_its_name() -> None:
     made = run("run-1", 0, ended=False)
-    assert retire(KEEP, str(program), only=["run-1"])["runs"] == []
+    assert remove(["run-1"])["runs"] == []
     assert made.exists()
 
 

@@ -275,7 +275,8 @@ class Relay:
     def _prune(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import at_boot, retire
 
-        removed = retire.retire(arguments["keep"], self._program, arguments["force"], arguments.get("only"))
+        only, force = arguments.get("only"), arguments["force"]
+        removed = retire.retire(arguments["keep"], self._program, force) if only is None else retire.remove(only, force)
         at_boot.clean()
         return removed
 

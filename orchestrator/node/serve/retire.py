@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ..host import memory_folder, state
 from . import output_folders, outputs
@@ -20,14 +20,13 @@ UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and
 HOST_ID = re.compile(r"[0-9a-f]{12}\Z")
 
 
-def retire(keep: Dict[str, Any], program: str, force: bool = False, only: Optional[List[str]] = None) -> Dict[str, Any]:
+def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str, Any]:
     """Remove ended runs (more than `runs` of them, or older than `days`), and code and node programs unused for `days`.
 
     Runs shorter than a minute have a quota of their own, so that an hour of failed starts does not remove the logs of
     a week's run. Of the runs of one name that `up --watch` has stopped, the newest is kept.
-    `program` is the node program that runs this. `force`: also runs with files that were not fetched. `only`: remove
-    the runs with these ids, whatever `keep` says, and nothing else. Gives what was removed, `freed` in bytes, and the
-    runs that are only kept because of such files.
+    `program` is the node program that runs this. `force`: also runs with files that were not fetched. Gives what was
+    removed, `freed` in bytes, and the runs that are only kept because of such files.
     """
     oldest = time.time() - keep["days"] * 86400
     over = sorted(run for home in state.homes() for run in _over(home))[::-1]
@@ -36,16 +35,9 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False, only: Option
     for brief in (True, False):
         alike = [(at, folder) for at, folder in over if folder not in replaced and _is_brief(at, folder) == brief]
         due += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
-    strangers = list(_strangers()) if only is None else []
-    if only is not None:
-        due = [folder for _, folder in over if os.path.basename(folder) in only]
+    strangers = list(_strangers())
     due += [folder for home in strangers for at, folder in _over(home) if at < oldest]
-    can_be_fetched = [] if force else [folder for folder in due if state.LISTED.match(os.path.basename(folder))]
-    unfetched = [folder for folder in can_be_fetched if outputs.unfetched(folder)]
-    gone = [folder for folder in due if folder not in unfetched]
-    for folder in gone:
-        memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
-    freed = sum(map(_remove, gone))
+    removed = _remove_runs(due, over, force)
     os.utime(program)  # in use
     code, base = state.folder("code"), state.base()
     # of other hosts too, if they share the state folder
@@ -53,17 +45,31 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False, only: Option
     snapshots = [os.path.join(code, name) for name in os.listdir(code)]
     programs = [os.path.join(base, name) for name in os.listdir(base) if name.startswith("node-")]
     unused = [path for path in snapshots + programs if os.path.basename(path) not in needed and _mtime(path) < oldest]
-    unused = unused if only is None else []
-    freed += sum(map(_remove, unused))
+    freed = sum(map(_remove, unused))
     freed += sum(_remove(home) for home in strangers if _is_empty(home) and _last_used(home) < oldest)
-    of_outputs: Dict[str, Any] = (
-        output_folders.retire(keep["outputs"]) if keep.get("outputs") and only is None else {"removed": [], "freed": 0}
-    )
+    of_outputs = output_folders.retire(keep["outputs"]) if keep.get("outputs") else {"removed": [], "freed": 0}
+    freed += removed["freed"] + of_outputs["freed"]
+    return dict(removed, unused=len(unused), outputs=of_outputs["removed"], freed=freed)
+
+
+def remove(run_ids: Sequence[str], force: bool = False) -> Dict[str, Any]:
+    """Remove the ended runs with these ids, and nothing else. `force` and the answer: see `retire`."""
+    over = [run for home in state.homes() for run in _over(home)]
+    return _remove_runs([folder for _, folder in over if os.path.basename(folder) in run_ids], over, force)
+
+
+def _remove_runs(due: Sequence[str], over: Sequence[Tuple[float, str]], force: bool) -> Dict[str, Any]:
+    """The answer of `retire`, as if nothing else were to be removed. `over`: all ended runs."""
+    can_be_fetched = [] if force else [folder for folder in due if state.LISTED.match(os.path.basename(folder))]
+    unfetched = [folder for folder in can_be_fetched if outputs.unfetched(folder)]
+    gone = [folder for folder in due if folder not in unfetched]
+    for folder in gone:
+        memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
     return {
         "runs": sorted(map(os.path.basename, gone)),
-        "unused": len(unused),
-        "outputs": of_outputs["removed"],
-        "freed": freed + of_outputs["freed"],
+        "unused": 0,
+        "outputs": [],
+        "freed": sum(map(_remove, gone)),
         "left": len(over) - sum(folder in gone for _, folder in over),
         "unfetched": sorted(map(os.path.basename, unfetched)),
         "unfetched_bytes": sum(map(_size, unfetched)),
