@@ -16,7 +16,15 @@ from ..output.lines import Mask, presentable, rfc3339, whole_seconds
 from ..plan.run_program import without_program
 from ..runs import recent, registry, timeline
 from ..ui.event_rows import fold_ends
-from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_failures
+from .context import (
+    credentials_of,
+    find_run,
+    load_inventory_of_run,
+    open_fleet,
+    secret_values,
+    stderr_console,
+    warn_of_failures,
+)
 
 NEWEST_EVENTS = 8  # shown; `events` shows all
 MOST_FOLDERS = 4  # hosts whose folders are shown; --json has all
@@ -28,11 +36,11 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
     with open_fleet(inventory, short_timeout=True) as fleet:
         lookup = find_run(fleet, inventory, run_name, console)
         run = lookup.run
-        mask = make_mask(inventory, run, console)
         hosts = [host for host in inventory.machines if host.name in run.parts]
         question = {"run_id": run.run_id}
         answers = fleet.each(hosts, lambda _, session: session.request(RECORD, question), "reading its record")
     warn_of_failures(answers.failed, console)
+    mask = Mask([*secret_values(inventory, run, console), *credentials_of(answers.done.values())])
     page = make_page(run, answers.done, inventory, mask)
     if as_json:
         print(json.dumps(page, indent=2))

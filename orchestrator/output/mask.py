@@ -30,14 +30,19 @@ def names_credential(variable: str) -> bool:
 
 def credentials_in(command: Sequence[str]) -> list[str]:
     """The values that `hide_credentials` hides, from the words of a command line."""
-    values = []
+    return [value for _, value in named_credentials(command)]
+
+
+def named_credentials(command: Sequence[str]) -> list[tuple[str, str]]:
+    """As `credentials_in`, each with the option or variable that it is the value of."""
+    found = []
     for word, following in zip_longest(command, command[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if equals and _NAMED.fullmatch(name):
-            values.append(value)
+            found.append((name, value))
         elif word.startswith("-") and _NAMED.fullmatch(word) and not following.startswith("-"):
-            values.append(following)
-    return values
+            found.append((word, following))
+    return found
 
 
 def hide_url_passwords(text: str) -> str:

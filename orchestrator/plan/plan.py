@@ -16,7 +16,7 @@ from ..inventory.model import Host, Inventory
 from ..inventory.recovery import elects
 from ..inventory.selection import select
 from ..output.console import fold, number_of
-from ..output.mask import names_credential
+from ..output.mask import SHORTEST_SECRET, named_credentials, names_credential
 from . import launchers
 from .commit import Commit
 from .launchers import Launcher
@@ -32,6 +32,7 @@ OmegaConf. Each host fills in `{output}` by itself (node/ranks/launch.py).
 """
 _FILE_ADVICE = "Put the value in a file and pass its path"
 _SHELL_NAMES = {"DDP_ORCH_OUTPUT_DIR": "{output}", "DDP_ORCH_RUN_NAME": "{run}"}
+_SPECIAL_TOKEN = re.compile(r"<.*>|\[.*\]")  # of a tokenizer: --pad-token "<|endoftext|>"
 _SHELL_VARIABLE = re.compile(r"\$(?:(DDP_ORCH_[A-Z_]+)|\{(DDP_ORCH_[A-Z_]+)\})")
 
 
@@ -229,17 +230,31 @@ def advise_shell_variables(plan: Plan) -> tuple[str, ...]:
 
 
 def advise_secrets(plan: Plan) -> tuple[str, ...]:
-    """A warning about variables that look like credentials, and are not in run.secrets."""
-    names = sorted(
+    """Warnings about variables and arguments that look like credentials, and are not in run.secrets."""
+    variables = sorted(
         {name for node in plan.nodes for name, value in node.env.items() if value and names_credential(name)}
     )
-    if not names:
-        return ()
-    theirs = "its value is" if len(names) == 1 else "their values are"
-    return (
-        f"{', '.join(names)}: {theirs} stored in clear text in the records of the run, here and on its hosts. "
-        f"For credentials, use `run.secrets: [{', '.join(names)}]`, and set them in your environment",
+    options = sorted(
+        {
+            name
+            for node in plan.nodes
+            for name, value in named_credentials(node.command)
+            if len(value) >= SHORTEST_SECRET and not _SPECIAL_TOKEN.fullmatch(value)
+        }
     )
+    warnings = []
+    if variables:
+        theirs = "its value is" if len(variables) == 1 else "their values are"
+        warnings.append(
+            f"{', '.join(variables)}: {theirs} stored in clear text in the records of the run, here and on its hosts. "
+            f"For credentials, use `run.secrets: [{', '.join(variables)}]`, and set them in your environment"
+        )
+    if options:
+        warnings.append(
+            f"the argument {', '.join(options)}: all users of a host can read it in its list of processes, and it is "
+            "stored in clear text in the records of the run. Pass credentials as variables: name them in `run.secrets`"
+        )
+    return tuple(warnings)
 
 
 def check_size(env: Mapping[str, str], command: Sequence[str] = ()) -> None:

@@ -349,6 +349,21 @@ def test_a_credential_among_plain_variables_is_told(env: dict[str, str], named: 
     assert [said.partition(":")[0] for said in plan.advise_secrets(of)] == ([named] if named else [])
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--wandb-api-key", "0123456789abcdef"), "the argument --wandb-api-key"),
+        (("hub.token=hf_0123456789", "--token=hf_0123456789"), "the argument --token, hub.token"),
+        (("--tokenizer", "bert-base-uncased", "--pad-token", "<|endoftext|>", "--key", "text", "--password"), None),
+    ],
+)
+def test_a_credential_among_the_arguments_is_told(words: tuple[str, ...], named: str | None) -> None:
+    read = model.parse("hosts: [a, b]", "inventory.yaml")
+    command = ("-u", "train.py", *words)
+    of = plan.make(read, run_id="R", name="lab", command=command, code=None, env={}, debug=False)
+    assert [said.partition(":")[0] for said in plan.advise_secrets(of)] == ([named] if named else [])
+
+
 def test_outputs_on_a_shared_disk_have_a_folder_of_the_run() -> None:
     for text, output in (("hosts: [a]", None), ("hosts: [a]\nrun: {output: /shared/runs/}", "/shared/runs/lab")):
         resolved = plan.resolve(made(text), {"a": facts()})
