@@ -15,7 +15,8 @@ up            `up`
 code_watch    `up --watch`
 in_job        what is different in a job of a batch system
 ps            `ps`
-logs          `logs` and `wait`
+logs          `logs`
+wait          `wait`
 top           `top`
 top_live      its board on a terminal, and the keys
 board         the screen of `top`

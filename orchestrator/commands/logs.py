@@ -1,18 +1,16 @@
-"""`logs`: show the output of a run, or write it to files. The hosts filter it. `wait`: only wait for its end."""
+"""`logs`: show the output of a run, or write it to files. The hosts filter it."""
 
 from __future__ import annotations
 
 import math
 import re
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import TimedOut, UnreachableError, UsageError
+from ..errors import UnreachableError, UsageError
 from ..hosts import claims
 from ..hosts.fleet import Fleet
 from ..inventory import advice
@@ -20,13 +18,13 @@ from ..inventory.advice import AboutRun
 from ..inventory.model import Host, Inventory
 from ..output import lines
 from ..output.console import Console, fold
-from ..output.lines import Line, Mask, parse_duration
+from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Sink, Stage
 from ..runs import attach, gpu_use, printing, registry
 from ..runs.follow import LogFilter, View, span_by_clock_of
 from ..runs.log_files import LogFiles
 from ..runs.revive import Reviver
-from ..runs.status_line import READY, StatusLine
+from ..runs.status_line import StatusLine
 from .context import (
     RunLookup,
     find_run_early,
@@ -85,7 +83,7 @@ def logs(options: LogsOptions) -> int:
         chosen = span_by_clock_of(asked_hosts, options.since, options.until, fleet)
         log_filter = replace(log_filter, since=chosen.first, until=chosen.last)
         mask = make_mask(inventory, run, console)
-        view = _make_view(run, asked_hosts, late, log_filter, inventory, fleet, mask, console)
+        view = make_view(run, asked_hosts, late, log_filter, inventory, fleet, mask, console)
         notify = inventory.notify
         name = run.name if notify.desktop and options.follow else ""
         bell = attach.Bell(notify.bell and options.follow, console, name)
@@ -118,77 +116,6 @@ def logs(options: LogsOptions) -> int:
     return UnreachableError.exit_code if lookup.listing.failed or failed else 0
 
 
-class _Ready(Exception):
-    """The server of a run answers; the text is the line that says so."""
-
-
-class _Late(Exception):
-    """The run has not ended in time."""
-
-
-def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeout: str | None) -> int:
-    """Wait until a run has ended, and return its exit code. `ready`: until its server answers (0), or it has ended.
-
-    Raises TimedOut after `timeout`, such as 90s.
-    """
-    console = stderr_console()
-    seconds = None if timeout is None else parse_duration(timeout)
-    inventory = load_inventory_of_run(inventory_path, None, run_name)
-    with open_fleet(inventory, short_timeout=True) as fleet:
-        lookup = find_run_early(fleet, inventory, run_name, console, registry.is_known)
-        run = lookup.run
-        about = advice.about(run, lookup.listing.runs, inventory.path)
-        late = [name for name in lookup.listing.late if name in run.missing_hosts]
-        hosts = [host for host in inventory.machines if host.name in run.parts or host.name in late]
-        mask = make_mask(inventory, run, console)
-        # the agents print few lines: the hosts send next to nothing
-        log_filter = LogFilter(follow=True, tail=0, stream="agent")
-        if ready:
-            log_filter = LogFilter(follow=True, stream="stdout", grep=READY.pattern)
-
-        def look(lines: Sequence[Line]) -> None:
-            for line in lines:
-                if ready and line.attempt >= run.attempt:
-                    raise _Ready(line.text)
-
-        view = _make_view(run, hosts, late, log_filter, inventory, fleet, mask, console)
-        try:
-            if run.unfinished:
-                console.note(f"waiting for {'the server' if ready else 'the end'} of run {run.run_id}")
-            with _limit(seconds):
-                view.run(Sink(look))
-        except _Late:
-            unit = " s" if str(timeout).isdigit() else ""
-            raise TimedOut(f"run {run.run_id} has not ended within {timeout}{unit}; it continues") from None
-        except _Ready as found:
-            console.note(str(found).removeprefix("ddp-orch: "))
-            return 0
-        except KeyboardInterrupt:
-            console.note(f"the run continues; to stop it: {about.command('kill')}")
-            raise
-        code = attach.conclude(run.run_id, about, run.all_nodes, view, console, resume="", show_outputs=False)
-        return code or int(ready)
-
-
-@contextmanager
-def _limit(seconds: float | None) -> Iterator[None]:
-    """Raise _Late in here after so many seconds."""
-    if seconds is None:
-        yield
-        return
-
-    def raise_late(*_: object) -> None:
-        raise _Late
-
-    before = signal.signal(signal.SIGALRM, raise_late)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def _require_ranks(run: registry.Run, log_filter: LogFilter) -> None:
     """Raises UsageError if the run has none of the ranks."""
     if log_filter.ranks is not None and min(log_filter.ranks) >= run.ranks:
@@ -196,7 +123,7 @@ def _require_ranks(run: registry.Run, log_filter: LogFilter) -> None:
         raise UsageError(f"run {run.run_id} has no such rank; it has {ranks_of_run}")
 
 
-def _make_view(
+def make_view(
     run: registry.Run,
     hosts: Sequence[Host],
     late: Sequence[str],
@@ -206,7 +133,7 @@ def _make_view(
     mask: Mask,
     console: Console,
 ) -> View:
-    reviver = Reviver(run.run_id, run.nodes, inventory.machines, fleet, console.note, console.warning)
+    reviver = Reviver(run.run_id, run.all_nodes, inventory.machines, fleet, console.note, console.warning)
     return View(
         run.run_id,
         hosts,

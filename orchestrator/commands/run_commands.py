@@ -148,16 +148,17 @@ def logs(**options: Any) -> None:
 @click.option("--ready", is_flag=True, help="Wait until the server that RUN starts answers.")
 @click.option("--timeout", metavar="T", help="Wait so long at most, such as 90s or 2h. Then exit with 124.")
 def wait(run: str | None, inventory: str | None, ready: bool, timeout: str | None) -> None:
-    """Wait until RUN (default: the newest run) has ended. Print how it ended, and exit with its exit code.
+    """Wait until RUN (default: the newest run) has ended. Print how it ended, and exit with its exit code. If it is
+    queued, wait for its start first.
 
     With --ready, exit with 0 as soon as the server answers, for launchers such as vllm that have a `ready` URL. If the
     run ends before, exit with its exit code, or 1.
 
     Hosts that are rebooted in the meantime are brought back into the run. Ctrl-C stops the waiting, not the run.
     """
-    from . import logs as logs_command
+    from . import wait as wait_command
 
-    sys.exit(logs_command.wait(run, inventory, ready=ready, timeout=timeout))
+    sys.exit(wait_command.wait(run, inventory, ready=ready, timeout=timeout))
 
 
 @click.command(cls=Command, short_help="follow a run, as `logs -f` does")

@@ -160,3 +160,24 @@ def test_hosts_that_are_free_are_chosen(lab3: Lab, inventory: Path) -> None:
     listed = json.loads(orch(lab3, "ps", "-i", any_of, "--all", "--json").stdout)  # node-1 does not answer
     newest = max(listed, key=lambda run: str(run["run_id"]))
     assert [node["host"] for node in newest["nodes"]] == ["node-0", "node-2"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("starts", [True, False], ids=["starts", "is-killed"])
+def test_wait_of_a_queued_run_waits_for_its_start_and_its_end(lab3: Lab, inventory: Path, starts: bool) -> None:
+    begin(lab3, inventory, "first", "node-0,node-1")
+    second = Queued(lab3, inventory, "second", "node-1,node-2")
+    second.wait_for("waiting for run ")
+    errors = code(lab3) / "wait.err"
+    with errors.open("w") as file:
+        waits = lab3.popen(["ddp-orch", "wait", "-i", str(inventory), "second"], stderr=file)
+    wait_until(lambda: "is queued on" in errors.read_text(), 30, "the wait for the start")
+    end(lab3, "second")  # it ends at once when it has begun
+    if starts:
+        end(lab3, "first")
+        second.started()
+    else:
+        ok(orch(lab3, "kill", "-i", inventory, "second"))
+        end(lab3, "first")
+    assert waits.wait(60) == (0 if starts else 130), errors.read_text()
+    assert ("succeeded" if starts else "left the queue") in errors.read_text()
