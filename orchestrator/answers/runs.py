@@ -78,6 +78,8 @@ class Verdict:
     first_failure: FirstFailure | None = None
     stopped_by: str | None = None
     """user@machine, or what stopped it."""
+    left: bool = False
+    """Whether it ended on this host only, which was drained."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,11 @@ class Part:
     def lacks_guard(self) -> bool:
         """Whether the host was restarted, or its guard killed, while the run was not over there."""
         return self.state == "lost" and self.verdict is None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the host was drained. The run may go on without it."""
+        return self.verdict is not None and self.verdict.left
 
     @property
     def unfinished(self) -> bool:

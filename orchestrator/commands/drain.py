@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 from ..answers.drain import DRAIN
 from ..answers.fields import UNFINISHED
@@ -14,7 +15,7 @@ from ..inventory import advice
 from ..inventory.model import Inventory
 from ..output.console import fold
 from ..runs import registry
-from .context import find_run, load_inventory_of_run, open_fleet, stderr_console, whoami
+from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
 
 BEYOND_GRACE = 60.0  # s beyond grace and leases for a host to stop its ranks and to end its guard
 LOOK_EVERY = 0.5  # s
@@ -24,10 +25,10 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory) as fleet:
-        lookup = find_run(fleet, inventory, run_name, console)
+        lookup = find_run_early(fleet, inventory, run_name, console, partial(_have_answered, host_name))
         run = lookup.run
         node = _node(run, host_name)
-        head = next(name for name, number in run.all_nodes.items() if number == run.head)
+        head = _head(run)
         hosts = {host.name: host for host in inventory.machines}
         if head not in hosts or head in lookup.listing.failed:
             raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
@@ -43,6 +44,17 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         console.note(f"{host_name} has left run {run.run_id}")
         return 0
     raise UnreachableError(f"{host_name} has not confirmed that it has left run {run.run_id}")
+
+
+def _have_answered(host_name: str, run_name: str | None, path: str, listing: registry.Listing) -> bool:
+    """Whether the host and the head are among the hosts that have answered: another one may be powered off."""
+    if not registry.is_known(run_name, path, listing):
+        return False
+    return {host_name, _head(registry.choose(listing, run_name, path))} <= listing.answered
+
+
+def _head(run: registry.Run) -> str:
+    return next(name for name, number in run.all_nodes.items() if number == run.head)
 
 
 def _node(run: registry.Run, host_name: str) -> int:

@@ -11,6 +11,7 @@ from ..answers.runs import OtherUsersRun, WarmPython
 from ..checks.reliability import find_unreliable
 from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import Fleet
+from ..inventory import advice
 from ..inventory.advice import command
 from ..inventory.model import Host
 from ..inventory.run_ids import made_at
@@ -42,6 +43,9 @@ def ps(
     elif shown or listing.queued:
         _print(listing, shown, time.time())
         for run in shown:
+            if run.without_guard:
+                revive = advice.about(run, listing.runs, inventory.path).command("revive")
+                console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
             for host, part in run.parts.items():
                 for what, why in part.not_notified.items():
                     console.warning(f"run {run.run_id}: {host}: notify.{what} failed: {why}")
@@ -163,12 +167,18 @@ def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[st
         "TIME": _duration(run, now),
         "BY": run.by,
         "SCRIPT": run.script,
-        "HOSTS": fold(host for host, part in run.parts.items() if not part.is_witness and host not in run.left)
-        + (f", drained {fold(run.left)}" if run.left else "")
-        + "".join(f", witness {host}" for host, part in run.parts.items() if part.is_witness)
-        + (f" (no data: {fold(missing_hosts)})" if missing_hosts else ""),
+        "HOSTS": _describe_hosts(run, missing_hosts),
         **_describe_size(run),
     }
+
+
+def _describe_hosts(run: registry.Run, missing_hosts: Sequence[str]) -> str:
+    witness = {host for host, part in run.parts.items() if part.is_witness}
+    others = {"lost": set(run.without_guard), "drained": set(run.left), "witness": witness}
+    named = [f"{what} {fold(some)}" for what, some in others.items() if some]
+    if used := [host for host in run.parts if not any(host in some for some in others.values())]:
+        named = [fold(used), *named]
+    return ", ".join(named) + (f" (no data: {fold(missing_hosts)})" if missing_hosts else "")
 
 
 def _describe_size(run: registry.Run) -> dict[str, str]:

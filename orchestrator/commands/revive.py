@@ -41,7 +41,7 @@ def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: boo
 
 def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutRun) -> UsageError | UnreachableError:
     resume = f"{about.of_all('up', '--name', run.name)} -- SCRIPT ARGS..."
-    if any(part.verdict for part in run.parts.values()):
+    if any(part.verdict and not part.has_left for part in run.parts.values()):
         return UsageError(
             f"run {run.run_id} has ended: {run.state}. To start a run that resumes from its outputs: {resume}"
         )

@@ -85,7 +85,11 @@ def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict |
 
     `nodes`: the node number of each host, from the plan or from checked claims; other hosts are ignored.
     """
-    verdicts = {nodes[host]: part.verdict for host, part in parts.items() if host in nodes and part.verdict}
+    verdicts = {
+        nodes[host]: part.verdict
+        for host, part in parts.items()
+        if host in nodes and part.verdict and not part.has_left
+    }
     if not verdicts:
         return None
     head = head_of(parts[host] for host in nodes if host in parts)
@@ -98,7 +102,8 @@ ABANDONED = "no host has a guard of the run any more. All were rebooted, or all 
 
 def is_abandoned(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> bool:
     """Whether every host has answered, and none has a guard of the unfinished run any more, so nobody can tell why."""
-    return bool(nodes) and all(host in parts and parts[host].state == "lost" for host in nodes)
+    stayed = [host for host in nodes if host not in parts or not parts[host].has_left]
+    return bool(stayed) and all(host in parts and parts[host].state == "lost" for host in stayed)
 
 
 def state_of_host(part: Part) -> str:

@@ -229,7 +229,7 @@ class _Reader:
             self._is_away, self._wait = False, MIN_RECONNECT
         question = readers.consumer.question(host, self._offsets, self._live)
         outcome = session.follow(ATTACH, question, self._take)
-        if outcome.run is not None and outcome.run.verdict is not None:
+        if outcome.run is not None and outcome.run.verdict is not None and not outcome.run.has_left:
             readers.run_ended.set()
         return Ended(outcome)
 

@@ -127,7 +127,12 @@ class Run:
     @property
     def left(self) -> frozenset[str]:
         """Its hosts that were drained: the run was stopped there only."""
-        return frozenset(host for host, part in self.parts.items() if part.state == "stopped" != self.state)
+        return frozenset(host for host, part in self.parts.items() if part.has_left)
+
+    @property
+    def without_guard(self) -> tuple[str, ...]:
+        """Its hosts on which it is not over, but was ended by a reboot, or by a kill of the user's processes."""
+        return tuple(host for host, part in self.parts.items() if self.unfinished and part.lacks_guard)
 
     def _role(self, host: str, part: Part) -> Literal["head", "team", "spare", "witness", "left"]:
         if part.is_witness:

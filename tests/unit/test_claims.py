@@ -172,6 +172,16 @@ def test_the_head_tells_how_a_run_ended_and_nobody_else_that_it_succeeded() -> N
     assert claims.verdict_of({"a": part_of()}, nodes) is None
 
 
+def test_the_end_of_a_drained_host_is_not_that_of_the_run() -> None:
+    nodes = {"a": 0, "b": 1, "c": 2}
+    drained = replace(part_of(state="stopped"), verdict=Verdict("stopped", stopped_by="ann@laptop", left=True))
+    lost = part_of(state="lost")
+    assert claims.verdict_of({"b": drained, "c": part_of()}, nodes) is None
+    assert claims.is_abandoned({"a": lost, "b": drained, "c": lost}, nodes)
+    assert not claims.is_abandoned({"a": lost, "b": drained}, nodes)
+    assert not claims.is_abandoned({"b": drained}, {"b": 1})
+
+
 def test_only_the_culprit_has_failed() -> None:
     verdict = {"state": "failed", "first_failure": {**A_FAILURE, "node": 1}}
     states = [claims.state_of_host(part_of(**part(node, GOOD, state="failed", verdict=verdict))) for node in (0, 1)]

@@ -100,10 +100,19 @@ def test_a_host_that_has_answered_was_heard_though_it_has_the_record_no_more(
 
 def test_a_drained_host_is_not_listed_as_a_host_that_the_run_uses(capsys: pytest.CaptureFixture[str]) -> None:
     used = run(1, hosts=["a", "b"], nprocs=[1, 1])
-    stopped = {"state": "stopped", "verdict": {"state": "stopped", "first_failure": None, "stopped_by": "ann@laptop"}}
-    drained = part_of(hosts=["a", "b"], nprocs=[1, 1], node=1, host="b", node_rank=None, first_rank=None, **stopped)
+    verdict = {"state": "stopped", "first_failure": None, "stopped_by": "ann@laptop", "left": True}
+    idle = {"node": 1, "host": "b", "node_rank": None, "first_rank": None}
+    drained = part_of(hosts=["a", "b"], nprocs=[1, 1], state="stopped", verdict=verdict, **idle)
     show([Run(used.run_id, "x", "running", 2, STARTED, {**used.parts, "b": drained})], NOON)
     assert capsys.readouterr().out.rstrip().endswith(" a, drained b")
+
+
+def test_a_host_that_the_run_has_lost_is_named_as_long_as_it_can_come_back(capsys: pytest.CaptureFixture[str]) -> None:
+    two = {"hosts": ["a", "b"], "nprocs": [1, 1]}
+    parts = {"a": part_of(**two), "b": part_of(**two, node=1, host="b", state="lost")}
+    show([Run("20260101-120000-0001", "x", "running", 2, STARTED, parts)], NOON)
+    assert capsys.readouterr().out.rstrip().endswith(" a, lost b")
+    assert Run("20260101-120000-0001", "x", "succeeded", 2, STARTED, parts).without_guard == ()
 
 
 def test_of_runs_that_up_watch_has_replaced_the_newest_is_shown() -> None:

@@ -15,7 +15,9 @@ from orchestrator.runs.registry import Listing, Run
 RUN_ID = "20260101-120000-0001"
 STARTED = "2026-01-01T12:00:00.000000Z"
 QUEUED_ID = "20260101-130000-0002"
-STOPPED = {"state": "stopped", "verdict": {"state": "stopped", "first_failure": None, "stopped_by": "ann@laptop"}}
+VERDICT = {"state": "stopped", "first_failure": None, "stopped_by": "ann@laptop"}
+STOPPED = {"state": "stopped", "verdict": VERDICT}
+DRAINED = {"state": "stopped", "verdict": {**VERDICT, "left": True}}
 
 
 def of_two(of_run: str = "running", **second: Any) -> Run:
@@ -25,9 +27,9 @@ def of_two(of_run: str = "running", **second: Any) -> Run:
     return Run(RUN_ID, "exp", of_run, 2, STARTED, parts)
 
 
-@pytest.mark.parametrize("state", ["running", "succeeded"])
+@pytest.mark.parametrize("state", ["running", "succeeded", "stopped"])
 def test_a_drained_host_is_no_spare_of_the_run(state: str) -> None:
-    run = of_two(state, **STOPPED)
+    run = of_two(state, **DRAINED)
     assert list(run.left) == ["b"]
     assert [node["role"] for node in run.as_dict()["nodes"]] == ["head", "left"]
 

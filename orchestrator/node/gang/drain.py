@@ -19,6 +19,7 @@ def on_requested(state: State, event: Drain) -> State:
         return state
     verdict = {
         "state": "stopped",
+        "left": True,
         "first_failure": None,
         "failures": earlier_failures(state),
         "restarts": max(0, state.attempt - 1),

@@ -1,0 +1,43 @@
+"""A host is drained, and then another one is rebooted: whoever follows the run brings that one back."""
+
+from __future__ import annotations
+
+import pytest
+from lab.lab import Lab
+from lab.waiting import wait_until
+
+from .driver import orch, script, start
+
+WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
+
+
+def events(lab: Lab, run_id: str) -> str:
+    return orch(lab, "events", run_id).stdout
+
+
+@pytest.mark.parametrize("command", [("wait",), ("logs", "-f")], ids="-".join)
+def test_a_rebooted_host_comes_back_although_another_one_was_drained(lab4: Lab, command: tuple[str, ...]) -> None:
+    options = {"launcher": "direct", "nnodes": "1:4", "max_restarts": 5, "lease": 3}
+    inventory = lab4.inventory(run=options)
+    run_id = start(lab4, inventory, "--", script(lab4, WAITS))
+    wait_until(lambda: "attempt 1 started" in events(lab4, run_id), 30, "the first attempt")
+    assert orch(lab4, "drain", run_id, "node-3").returncode == 0
+    wait_until(lambda: "attempt 2 started" in events(lab4, run_id), 30, "an attempt without the drained host")
+    lab4.hosts[2].crash()
+    wait_until(lambda: "attempt 3 started" in events(lab4, run_id), 60, "an attempt without the lost host")
+    lab4.hosts[2].boot()
+    follows = lab4.popen(["ddp-orch", *command, run_id], stdout=-1, stderr=-2)
+    try:
+        assert follows.stdout is not None
+        seen: list[str] = []
+        for line in follows.stdout:
+            seen.append(line)
+            if "node-2 is back" in line:
+                break
+        else:
+            raise AssertionError("".join(seen))
+        wait_until(lambda: "node-2 is back" in events(lab4, run_id), 30, "the host in the events")
+    finally:
+        follows.terminate()
+        orch(lab4, "kill", run_id, "--grace", "0")
+        follows.wait()
