@@ -154,7 +154,8 @@ def setup(
     "named",
     multiple=True,
     metavar="RUN",
-    help="Delete only this finished run, whatever run.keep says. With --outputs: only its outputs. Can be repeated.",
+    help="Delete only this finished run, whatever run.keep says; its code goes after run.keep.days. "
+    "With --outputs: only its outputs. Can be repeated.",
 )
 @click.option("--yes", is_flag=True, help="With --outputs: do not ask.")
 def prune(

@@ -79,7 +79,7 @@ class UpOptions:
             "--detach": self.detach,
             "--json": self.as_json,
             "--skip-check": self.skip_check,
-            "--wait": self.wait,
+            "--wait": self.wait and not self.watch,  # implied
             "--queue": self.queue,
             "--watch": self.watch,
             "--debug": self.debug,
