@@ -181,7 +181,9 @@ def _options_first(error: click.NoSuchOption, argv: Sequence[str]) -> str | None
 def _after_dashes(command: str, own: Sequence[str], others: Sequence[str]) -> str:
     what = {"up": "the script and its flags", "exec": "the command and its flags"}.get(command, "the trainer's flags")
     own = [word for word in own if word != "--"]
-    words = [word for word in others if word != "--"]
+    # in `up --lr 0.1 -- train.py`, --lr is a flag of the script
+    place = list(others).index("--") if "--" in others and others[0].startswith("-") else 0
+    words = [word for word in (*others[place:], *others[:place]) if word != "--"]
     if command == "up" and words and PYTHON.fullmatch(words[0]):
         words = words[1:]
     return f"{what} come after `--`: {_line([*own, '--', *words])}"

@@ -81,9 +81,9 @@ class Section:
 def _hint(name: str, section: Section) -> str:
     if any(name == key.name for key in FILE.keys):
         return "it belongs at the top level of the file"
-    places = [other.name for other in SECTIONS if any(name == key.name for key in other.keys)]
+    places = [other.name for other in (DEFAULTS, *SECTIONS) if any(name == key.name for key in other.keys)]
     if places:
-        return f"it belongs under {' or '.join(places)}"
+        return f"it belongs under {' or '.join(filter(None, (', '.join(places[:-1]), places[-1])))}"
     known = {key.name: other for other in (*SECTIONS, section) for key in other.keys}
     near = nearest_key(name, [key.name for key in section.keys], list(known))
     if near is None:
@@ -197,7 +197,9 @@ _OF_WITNESS = ("name", "address", "user", "port", "identity_file", "proxy_jump",
 WITNESS = Section("run.witness", tuple(key for key in HOST.keys if key.name in _OF_WITNESS))
 
 # names and addresses cannot be the same for all hosts
-DEFAULTS = Section("hosts", tuple(key for key in HOST.keys if key.name not in ("name", "address", "cluster_address")))
+DEFAULTS = Section(
+    "defaults", tuple(key for key in HOST.keys if key.name not in ("name", "address", "cluster_address"))
+)
 
 
 # The file

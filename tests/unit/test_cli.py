@@ -219,6 +219,7 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
         (["exec", "exec", "--hosts", "me", "exec", "ls"], "ddp-orch exec --hosts me -- exec exec ls"),
         (["up", "--name", "train.py", "train.py"], "ddp-orch up --name train.py -- train.py"),
         (["up", "train.py", "--", "--lr", "1"], "ddp-orch up -- train.py --lr 1"),
+        (["up", "x.yaml", "--lr", "1", "--", "train.py", "-v"], "ddp-orch up x.yaml -- train.py -v --lr 1"),
         (["up", "python", "hello.py"], "ddp-orch up -- hello.py"),
         (["up", "python3.11", "hello.py", "--lr", "1"], "ddp-orch up -- hello.py --lr 1"),
         (["up", "-d", "python", "-m", "pkg"], "ddp-orch up -d -- -m pkg"),
