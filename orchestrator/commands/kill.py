@@ -45,6 +45,16 @@ class KillOptions:
     def command(self, *words: str) -> str:
         return command("kill", *words, inventory=self.inventory.path)
 
+    def again(self, runs: Sequence[Run]) -> str:
+        """The command lines that stop the same. Without RUN, kill would stop a run that was started meanwhile."""
+        forced = [
+            word for host, pids in self.forced_pids.items() for pid in pids for word in ("--force", f"{host}:{pid}")
+        ]
+        if self.everything or self.leftovers:
+            return self.command("--all" if self.everything else "--leftovers", *forced)
+        names = [self.run_name] if self.run_name is not None else [run.run_id for run in runs]
+        return " && ".join(self.command(name, *forced) for name in names) or self.command(*forced or ["--leftovers"])
+
 
 def kill(
     run_name: str | None,
@@ -77,8 +87,7 @@ def kill(
         queued = ", ".join(run.run_id for run in listing.queued)
         console.note(f"still queued, and may start now: {queued}. To stop all of your runs: {options.command('--all')}")
     if result.failed:
-        retry = options.command(*([] if run_name is None else [run_name]))
-        console.warning(f"could not verify {fold(result.failed)}. Once reachable, run: {retry}")
+        console.warning(f"could not verify {fold(result.failed)}. Once reachable, run: {options.again(runs)}")
         return UnreachableError.exit_code
     return 1 if result.remaining else 0
 
@@ -90,6 +99,9 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
     """
     search = registry.Search(fleet, options.inventory.machines, members=True)
     listing = first = search.wait(lambda _: True)
+    if first.late and options.run_name is not None and _must_wait(options, first) and not _queued(options, first):
+        console.note(f"no answer yet from {fold(first.late)}; {_describe_waiting(options, first)}")
+        listing = first = search.wait()  # the run may be in the queue of a late host
     cancelled: Sequence[str] = ()
     if queued := _queued(options, first):  # before the others: it would be their turn when what runs has ended
         cancelled = _cancel_queued(queued, options, fleet, console)
@@ -107,6 +119,8 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
             early_runs = [run for run in _runs_to_stop_now(options, first) if not run.disputed]
             works.append(_begin(options, first.answered, _targets(options, early_runs), fleet))
         listing = search.wait()
+        if rest := [run for run in _queued(options, listing) if run not in queued]:
+            cancelled = [*cancelled, *_cancel_queued(rest, options, fleet, console)]
     warn_of_doubts(listing, console)
     runs = _runs_to_stop_now(options, listing) if listing.late else _runs_to_stop(options, listing, console)
     for run in runs:
@@ -217,13 +231,13 @@ def _runs_to_stop(options: KillOptions, listing: Listing, console: Console) -> S
 
 def _describe_waiting(options: KillOptions, listing: Listing) -> str:
     if not _must_wait(options, listing):
-        return "stopping what the other hosts have"
+        return "stopping what the other hosts have" if listing.answered else "waiting"
     if options.everything:
         return "stopping the runs of the other hosts first"
     if options.run_name is not None and RUN_ID.fullmatch(options.run_name):
         return "waiting, because no other host has this run"
     if options.run_name is not None:
-        return f"waiting, because it may have a run that {options.run_name!r} matches. A whole id does not wait."
+        return f"waiting, because {options.run_name!r} may be a run there. With a whole id, kill does not wait."
     newest = [run.run_id for run in listing.runs if run.unfinished][-1:]
     at_once = "".join(f". To stop {run_id} at once: {options.command(run_id)}" for run_id in newest)
     return f"waiting, because {_may_have(listing.late)}{at_once}"

@@ -162,6 +162,20 @@ def test_hosts_that_are_free_are_chosen(lab3: Lab, inventory: Path) -> None:
     assert [node["host"] for node in newest["nodes"]] == ["node-0", "node-2"]
 
 
+def test_a_queued_run_whose_hosts_answer_late_is_taken_out_of_the_queue_by_its_name(lab3: Lab, inventory: Path) -> None:
+    first = begin(lab3, inventory, "first", "node-0,node-1")
+    second = Queued(lab3, inventory, "second", "node-1,node-2")
+    second.wait_for("waiting for run ")
+    for host in lab3.hosts:
+        host.delay(400)
+    killed = ok(orch(lab3, "kill", "-i", inventory, "second", timeout=120))
+    assert "no answer yet" in killed.stderr and "left the queue" in killed.stderr, killed.stderr
+    for host in lab3.hosts:
+        host.heal()
+    end(lab3, "first")
+    wait_for_state(lab3, inventory, first, "succeeded")
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("starts", [True, False], ids=["starts", "is-killed"])
 def test_wait_of_a_queued_run_waits_for_its_start_and_its_end(lab3: Lab, inventory: Path, starts: bool) -> None:

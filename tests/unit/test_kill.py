@@ -8,11 +8,13 @@ import pytest
 from golden_files import assert_message
 
 from orchestrator.answers.ends import FORCE
-from orchestrator.commands.kill import _parse_forced, _print_result
+from orchestrator.commands.kill import KillOptions, _parse_forced, _print_result
 from orchestrator.errors import UsageError
+from orchestrator.inventory import model
 from orchestrator.node.serve import leftovers
 from orchestrator.output.console import Console
 from orchestrator.runs.ending import KillProof
+from orchestrator.runs.registry import Run
 
 HOSTS = ["gpu-01", "gpu-02", "::1"]
 
@@ -42,3 +44,22 @@ def test_a_process_that_does_not_exist_is_not_still_there() -> None:
     killed = KillProof(None, [("gpu-01", ending)], {})
     _print_result(killed, [], "inventory.yaml", Console(out, False))
     assert_message("kill-force-of-no-process", out.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("named", "flags", "forced", "again"),
+    [
+        (None, "", {}, "ddp-orch kill R1 -i i.yaml && ddp-orch kill R2 -i i.yaml"),
+        ("mine", "", {}, "ddp-orch kill mine -i i.yaml"),
+        (None, "everything", {}, "ddp-orch kill --all -i i.yaml"),
+        (None, "leftovers", {}, "ddp-orch kill --leftovers -i i.yaml"),
+        (None, "", {"gpu-01": (8, 9)}, "ddp-orch kill --force gpu-01:8 --force gpu-01:9 -i i.yaml"),
+    ],
+)
+def test_the_command_for_a_host_that_did_not_answer_stops_the_same_and_nothing_else(
+    named: str | None, flags: str, forced: dict[str, tuple[int, ...]], again: str
+) -> None:
+    inventory = model.parse("hosts: [a, b]", "i.yaml")
+    options = KillOptions(named, inventory, flags == "leftovers", flags == "everything", forced, None)
+    runs = [] if forced else [Run(run_id, "x", "running", 1, "", {}) for run_id in ("R1", "R2")]
+    assert options.again(runs) == again
