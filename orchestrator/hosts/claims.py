@@ -103,7 +103,7 @@ ABANDONED = "no host has a guard of the run any more. All were rebooted, or all 
 def is_abandoned(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> bool:
     """Whether every host has answered, and none has a guard of the unfinished run any more, so nobody can tell why."""
     stayed = [host for host in nodes if host not in parts or not parts[host].has_left]
-    return bool(stayed) and all(host in parts and parts[host].state == "lost" for host in stayed)
+    return bool(stayed) and all(host in parts and parts[host].lacks_guard for host in stayed)
 
 
 def state_of_host(part: Part) -> str:

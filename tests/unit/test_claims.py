@@ -182,6 +182,14 @@ def test_the_end_of_a_drained_host_is_not_that_of_the_run() -> None:
     assert not claims.is_abandoned({"b": drained}, {"b": 1})
 
 
+def test_a_run_that_another_host_has_ended_is_not_abandoned() -> None:
+    """The head has stopped in good order, and the host that was lost may be up again, or not asked."""
+    ended = replace(part_of(state="lost"), verdict=Verdict("lost"))
+    rebooted = part_of(state="lost")
+    assert not claims.is_abandoned({"a": ended}, {"a": 0})
+    assert not claims.is_abandoned({"a": ended, "b": rebooted}, {"a": 0, "b": 1})
+
+
 def test_only_the_culprit_has_failed() -> None:
     verdict = {"state": "failed", "first_failure": {**A_FAILURE, "node": 1}}
     states = [claims.state_of_host(part_of(**part(node, GOOD, state="failed", verdict=verdict))) for node in (0, 1)]
