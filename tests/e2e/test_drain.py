@@ -13,7 +13,8 @@ from .driver import assert_clean, attached, code, guards, ok, orch, script
 SAVE = """
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+network = os.environ["MASTER_ADDR"].rpartition(".")[0]
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "in", network, flush=True)
 while os.environ["DDP_ORCH_ATTEMPT"] == "1":
     time.sleep(0.1)
 """
@@ -44,12 +45,14 @@ def test_a_head_that_is_drained_hands_over_to_another_host(lab3: Lab, launcher: 
     inventory = lab3.inventory(run={"launcher": launcher, "nnodes": "2:3", "max_restarts": 1})
     code(lab3)
     with attached(lab3, inventory, "--", script(lab3, SAVE)) as up:
-        assert up.stdout and any("rank 2 of 3" in line for line in up.stdout)
+        assert up.stdout
+        first = next(line for line in up.stdout if "rank 2 of 3" in line)
         (run,) = json.loads(ok(orch(lab3, "ps", "-i", inventory, "--json")).stdout)
         answer = json.loads(ok(orch(lab3, "drain", "-i", inventory, "--json", run["run_id"], "node-0")).stdout)
         assert answer == {"run_id": run["run_id"], "host": "node-0", "left": True}
         output = up.stdout.read()
         assert up.wait(60) == 0, output
-    assert "rank 1 of 2" in output
+    second = next(line for line in output.splitlines() if "rank 1 of 2" in line)
+    assert second.split()[-1] == first.split()[-1]  # the network that was checked
     wait_until(lambda: not guards(lab3), 15, "the guards have gone")
     assert_clean(lab3, run["run_id"])

@@ -41,3 +41,14 @@ def test_a_rebooted_host_comes_back_although_another_one_was_drained(lab4: Lab, 
         follows.terminate()
         orch(lab4, "kill", run_id, "--grace", "0")
         follows.wait()
+
+
+def test_of_the_two_hosts_that_are_left_one_may_be_lost(lab3: Lab) -> None:
+    options = {"launcher": "direct", "nnodes": "1:3", "max_restarts": 5, "lease": 3}
+    run_id = start(lab3, lab3.inventory(run=options), "--", script(lab3, WAITS))
+    wait_until(lambda: "attempt 1 started" in events(lab3, run_id), 30, "the first attempt")
+    assert orch(lab3, "drain", run_id, "node-1").returncode == 0
+    wait_until(lambda: "attempt 2 started" in events(lab3, run_id), 30, "an attempt without the drained host")
+    lab3.hosts[2].crash()
+    wait_until(lambda: "attempt 3 started" in events(lab3, run_id), 60, "an attempt of the head alone")
+    assert orch(lab3, "kill", run_id, "--grace", "0", "--hosts", "node-0").returncode == 0

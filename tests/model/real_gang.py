@@ -261,7 +261,7 @@ class RealGang(Gang):
             if team.restart_is_due(self.tip, self._now()):
                 self._happens(gang_events.PortFound(29501, self._now()))
         self._happens(gang_events.Tick(self._now()))
-        if self.state.head == self.node.number and drain.has_to_resign(self.state):
+        if self.state.head == self.node.number and drain.can_resign(self.state):
             self.node.step(election_state.Resigned(now))
             return
         if self.state.phase is not Phase.OVER and self.node.config.elects:

@@ -86,6 +86,32 @@ def test_a_host_whose_leaving_takes_the_majority_is_not_drained() -> None:
     assert drain(state, 1) == state
 
 
+def test_of_two_hosts_that_stay_only_the_head_votes_so_that_it_can_lose_the_other_one() -> None:
+    state = exited(drain(begun(NODES, **ELECTING, min_nodes=1), 1), 2010.0, 0, 1, 2)
+    state, _ = gang.step(state, gang_events.PortFound(29501, 2020.0))
+    assert newcomers.voters(state) == {0, 2}  # the drained host first: the head might leave, too
+    state, _ = gang.step(state, gang_events.Voters([0, 2], 2022.0))
+    assert newcomers.voters(state) == {0}
+    state, _ = gang.step(state, gang_events.Voters([0], 2022.0))
+    assert newcomers.voters(state) == {0}
+
+
+def test_a_head_that_votes_alone_hands_over_once_the_other_one_votes_too() -> None:
+    state = exited(drain(begun(NODES, **ELECTING, min_nodes=1), 2), 2010.0, 0, 1, 2)
+    state, _ = gang.step(state, gang_events.PortFound(29501, 2020.0))
+    state = started(state, 2021.0)
+    for voters in ([0, 1], [0]):
+        state, _ = gang.step(state, gang_events.Voters(voters, 2022.0))
+    state = exited(drain(state, 0, 2030.0), 2031.0, 0, 1)
+    assert newcomers.voters(state) == {0, 1}
+    assert drain_rules.has_to_resign(state) and not drain_rules.can_resign(state)
+    state, _ = gang.step(state, gang_events.Voters([0, 1], 2032.0))
+    assert drain_rules.can_resign(state)
+    state, _ = gang.step(state, gang_events.Elected(1, "10.0.0.2", 100.0))
+    state, _ = gang.step(state, gang_events.PortFound(29501, 101.0))
+    assert state.team == (1,) and newcomers.voters(state) == {1}
+
+
 def test_a_head_that_is_drained_hands_over() -> None:
     state = drain(begun(SPARED, **ELECTING), 0)
     assert state.phase is Phase.STOPPING and state.nodes[0].leaves
@@ -105,13 +131,13 @@ def test_a_head_that_is_drained_hands_over() -> None:
 
 
 def test_drained_hosts_end_when_they_do_not_vote_any_more() -> None:
-    """Two of four that leave at once would leave no majority."""
-    nodes = [*SPARED[:2], *({"host": f"host-{number}", "nproc": 1, "spare": True} for number in (2, 3))]
-    state = drain(drain(begun(nodes, **ELECTING), 2), 3)
-    assert newcomers.voters(state) == {0, 1}
-    assert [type(gang_orders.order_of(state, number)) for number in (2, 3)] == [Wait, Wait]
-    state, actions = gang.step(state, gang_events.Voters([0, 1, 3], 2001.0))
-    assert [(action.node, type(action.order)) for action in actions] == [(2, End)]
+    """Two of five that leave at once, and one that is lost, would leave no majority."""
+    nodes = [*NODES, *({"host": f"host-{number}", "nproc": 1, "spare": True} for number in (3, 4))]
+    state = drain(drain(begun(nodes, **ELECTING), 3), 4)
+    assert newcomers.voters(state) == {0, 1, 2}
+    assert [type(gang_orders.order_of(state, number)) for number in (3, 4)] == [Wait, Wait]
+    state, actions = gang.step(state, gang_events.Voters([0, 1, 2, 4], 2001.0))
+    assert [(action.node, type(action.order)) for action in actions] == [(3, End)]
 
 
 def test_a_drained_host_has_left_also_if_the_run_ends_before_it_stops_voting() -> None:

@@ -72,6 +72,12 @@ def has_to_resign(state: State) -> bool:
     return state.hands_over and state.phase is Phase.RESTARTING
 
 
+def can_resign(state: State) -> bool:
+    """Whether a node that stays votes, too: the head may have been the only one that does."""
+    voters = state.voters or range(len(state.nodes))
+    return has_to_resign(state) and any(state.nodes[number].leaves is None for number in voters)
+
+
 def on_lost(before: State, after: State, number: int, failure: Dict[str, Any]) -> State:
     """If a host is lost while another leaves, and the run cannot continue without it, its loss is the first failure."""
     if after.drained_by is None or after.first_failure is not None or after.phase is Phase.RUNNING:

@@ -32,7 +32,18 @@ def voters(state: State) -> FrozenSet[int]:
 
     A host that is drained votes until it has no ranks any more. Only then it may end: of several that leave at once,
     the others might else be no majority.
+
+    Of two hosts, neither has a majority without the other one. When only two are left, only the head votes, so that
+    the run can lose the other one.
     """
+    members = _members(state)
+    head_stays = state.head in members and state.nodes[state.head].leaves is None
+    if len(members) == 2 and head_stays and state.voters and members >= set(state.voters):
+        return frozenset({state.head})
+    return members
+
+
+def _members(state: State) -> FrozenSet[int]:
     return frozenset(
         number
         for number, node in enumerate(state.nodes)
@@ -42,7 +53,7 @@ def voters(state: State) -> FrozenSet[int]:
 
 def keep_majority(state: State, number: int) -> bool:
     """Whether those that vote when this node has left, and can be reached now, are a majority of them."""
-    left = voters(state) - {number}
+    left = _members(state) - {number}
     nodes = [state.nodes[other] for other in left]
     return 2 * sum(node.phase not in GONE and not node.away for node in nodes) > len(nodes)
 

@@ -143,6 +143,8 @@ class ElectedFollower(WorkerLink):
         return super()._why_fenced()
 
     def _what_follows(self) -> str:
+        if self._voter.state.voters == {self._head}:
+            return super()._what_follows()
         return "; the hosts that are left elect another head"
 
     def _fence(self, now: float) -> None:

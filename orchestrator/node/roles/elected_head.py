@@ -1,5 +1,6 @@
 """The head of a run that can elect another one: it decides with the authority of a majority, or not at all."""
 
+import contextlib
 import time
 from collections import Counter
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -8,6 +9,7 @@ from ..gang import drain, gang_events, newcomers
 from ..gang.election_state import SILENT_BEATS, Ack, Message
 from ..gang.gang_state import GONE, NodePhase, Phase, State
 from ..guard import team_requests
+from ..host import network
 from ..link import messages
 from ..link.link import BEAT, Link
 from ..link.peers import RecorderApi
@@ -166,7 +168,7 @@ class ElectedHead(HeadLink):
         super()._decide()
         self._update_voters(now)
         committed = self._entries.committed
-        if committed.head == self._here and drain.has_to_resign(committed):
+        if committed.head == self._here and drain.can_resign(committed):
             self._voter.resign()  # the role changes after this tick
 
     def _update_voters(self, now: float) -> None:
@@ -229,10 +231,17 @@ class ElectedHead(HeadLink):
         return self._meeting_address()
 
     def _meeting_address(self) -> str:
-        """An address of this host at which the others reach it: for the first head, the one that was chosen for it."""
+        """An address of this host at which the others reach it: for the first head, the one that was chosen for it.
+
+        For another one, the one in the network of the head before: it was checked, and firewalls may be open there.
+        """
         start = self._recorder.reported["start"]
         if start is not None:
             return str(start["master_addr"])
+        with contextlib.suppress(OSError):  # no route: the network is gone
+            address = network.source_address(self._state.master_addr)
+            if address in self._spec["contact"]["addresses"]:
+                return address
         reached = Counter(link.local_address() for link in self._nodes.values()).most_common(1)
         return reached[0][0] if reached else str(self._spec["contact"]["addresses"][0])
 
