@@ -270,7 +270,9 @@ def conclude(
             by = f" by {one_line(verdict.stopped_by)}" if verdict.stopped_by else ""
             console.note(f"run {run_id} was stopped{by}, to be resumed")
         case "killed":
-            console.note(f"run {run_id} was killed by {one_line(verdict.stopped_by or 'an unknown user')}")
+            console.note(
+                f"run {run_id} was stopped by {one_line(verdict.stopped_by or 'an unknown user')} (state: killed)"
+            )
         case "lost":
             console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_advise_new_head(verdict, parts, resume)}")
         case _:

@@ -248,7 +248,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         aborted = each([head, *others], abort, fleet.parallel)
         stopped_by = next((name for name in aborted.done.values() if name), None)
         if stopped_by is not None and isinstance(error, OrchError):  # the error is a consequence of the stop
-            raise Interrupted(f"run {resolved.run_id} was killed by {stopped_by} before it started") from error
+            raise Interrupted(f"run {resolved.run_id} was stopped by {stopped_by} before it started") from error
         raise
     _commit(sessions[head.name], meeting, resolved, fleet, context)
 

@@ -63,6 +63,20 @@ def test_a_node_whose_head_is_gone_waits_for_it(runs: Runs) -> None:
     run.stop(0)
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["alone", "stopped"])
+def test_a_node_that_is_back_does_not_wait_for_ever_for_a_head_that_is_gone(runs: Runs, stopped: bool) -> None:
+    """Such as of a run that was stopped while this host was off."""
+    run = runs.start(WAIT, nproc=(1, 1), options=f"max_restarts: 1, lease: 2, rejoin_timeout: {600 if stopped else 3}")
+    run.wait_for("here", "1.1.out", 1)
+    lose(run, 1)
+    lose(run)
+    rejoin(run, 1)
+    if stopped:
+        assert run.stop(1)["remaining"] == []
+    wait_until(lambda: not state.guarded(str(run.folder(1))), 20.0, "the node has given up")
+    assert run.listed(1)["verdict"]["state"] == ("killed" if stopped else "lost")
+
+
 def test_a_node_with_a_guard_gets_no_second_one(runs: Runs) -> None:
     run = runs.start(WAIT)
     run.wait_for("here", "1.0.out")

@@ -275,8 +275,9 @@ class WorkerLink(ClusterLink):
         return dict(silence, saved=self._saved.attempt) if self._saved.look() else silence
 
     def _begun(self) -> bool:
+        """Whether this node has had a part in the run, also with a guard before this one."""
         status = self._recorder.reported
-        return bool(status["attempt"] > 0 or status["waiting"])
+        return bool(status["attempt"] > 0 or status["waiting"] or status["begun"])
 
     @property
     def _head_host(self) -> str:

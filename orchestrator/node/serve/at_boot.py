@@ -37,6 +37,7 @@ def main(run_id: str) -> int:
                 autostart.remove(folder)
                 return 0
             if time.monotonic() > deadline:
+                autostart.remove(folder)  # the other hosts wait no longer, either
                 sys.stderr.write("ddp-orch: run %s is not rejoined: %s\n" % (run_id, error))
                 return 1
         time.sleep(RETRY)
