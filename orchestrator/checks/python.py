@@ -13,6 +13,26 @@ from . import containers
 from .findings import Findings, shell_word
 
 OLDEST_TORCH = (2, 4)
+PACKAGES = {
+    "Bio": "biopython",
+    "OpenSSL": "pyOpenSSL",
+    "PIL": "pillow",
+    "absl": "absl-py",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "git": "GitPython",
+    "hydra": "hydra-core",
+    "lightning_fabric": "lightning",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "umap": "umap-learn",
+    "yaml": "pyyaml",
+}
+"""Names on PyPI that differ from those in an import."""
 
 
 def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:
@@ -111,14 +131,17 @@ def _scripts(pythons: Mapping[str, Python], findings: Findings) -> None:
             command = f"python -m py_compile {script.path}"
             message = f"the script does not compile: {script.error}"
             findings.add("error", "script-import-error", name, message, "fix that line", command)
-    modules = {module for script in scripts.values() for module in script.missing}
-    for module in sorted(modules):
-        absent = [name for name, script in scripts.items() if module in script.missing]
-        if module == "torch":
-            continue  # it has a finding of its own
-        code = "script-import-error" if len(absent) == len(scripts) else "missing-module-on-host"
-        program = scripts[absent[0]].path
-        what = f"{program}: {module}" if program.startswith("-m ") else f"the script imports {module}, which"
-        message = f"{what} is not installed there"
-        fix = f"pip install {shell_word(module)} in that environment, or set `python` or `setup` to another one"
-        findings.add("error", code, absent, message, fix, f'python -c "import {module}"')
+    missing: dict[tuple[str, ...], list[str]] = {}  # modules, by the hosts that lack them
+    for module in sorted({module for script in scripts.values() for module in script.missing} - {"torch"}):
+        hosts = tuple(name for name, script in scripts.items() if module in script.missing)
+        missing.setdefault(hosts, []).append(module)  # torch has a finding of its own
+    for hosts, modules in missing.items():
+        code = "script-import-error" if len(hosts) == len(scripts) else "missing-module-on-host"
+        program, executable = scripts[hosts[0]].path, pythons[hosts[0]].executable
+        names, are = ", ".join(modules), "is" if len(modules) == 1 else "are"
+        what = f"{program}: {names}" if program.startswith("-m ") else f"the script imports {names}, which"
+        packages = " ".join(shell_word(PACKAGES.get(module, module)) for module in modules)
+        install = f"{shell_word(executable)} -m pip install {packages}"
+        fix = f"run there: {install}, or set `python` or `setup` to another environment"
+        check = f'python -c "import {", ".join(modules)}"'
+        findings.add("error", code, hosts, f"{what} {are} not installed there", fix, check)

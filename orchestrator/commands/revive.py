@@ -22,6 +22,11 @@ def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: boo
         run = lookup.run
         about = advice.about(run, lookup.listing.runs, inventory.path)
         guarded = [host for host in run.nodes if run.parts[host].unfinished]
+        if guarded and (ended := _end(run)):
+            raise UsageError(
+                f"run {run.run_id} has ended: {ended}. {fold(guarded)} does not know that yet; to end it there, too: "
+                f"{about.command('kill')}"
+            )
         if not guarded:
             raise _no_guard(run, lookup.listing, about)
         revived = revive.revive(run.run_id, run.nodes, run.parts, inventory.machines, fleet)
@@ -37,6 +42,15 @@ def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: boo
     if silent:
         console.warning(f"{fold(silent)} cannot be reached; run `{about.command('revive')}` again when it can")
     return UnreachableError.exit_code if revived.failed or silent else 0
+
+
+def _end(run: registry.Run) -> str:
+    """How the run has ended, although a host still waits for the others; "" if it has not.
+
+    A host that has given up the others says `lost`, and they may go on.
+    """
+    known = [part.verdict.state for part in run.parts.values() if part.verdict and not part.has_left]
+    return next((state for state in known if state != "lost"), "" if run.unfinished else run.state)
 
 
 def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutRun) -> UsageError | UnreachableError:

@@ -26,11 +26,13 @@ def check_claims(parts: Mapping[str, Part], unreachable: Collection[str] = ()) -
     """Check the answers of hosts. `parts`: by the host's name in the inventory of this command.
 
     All hosts of a run got the same list of its hosts, so a host with another list than most is a stranger. Only the
-    head knows of all hosts that were added later: the lists of the others are beginnings of its list.
+    head knows of all hosts that were added later: the lists of the others are beginnings of its list. Without its
+    answer, the longest list counts.
     """
     sound = {host: part for host, part in parts.items() if _is_sound(part)}
     head = head_of(sound.values())
-    of_heads = sorted((_plan(part) for part in sound.values() if part.node == head), key=lambda plan: -len(plan[0]))
+    heads = [part for part in sound.values() if part.node == head] or list(sound.values())
+    of_heads = sorted(map(_plan, heads), key=lambda plan: -len(plan[0]))
     plans = {host: _extended(_plan(part), of_heads) for host, part in sound.items()}
     counts = Counter(plans.values())
     usual = [plan for plan, count in counts.items() if count == max(counts.values())]
@@ -73,8 +75,13 @@ def _extended(plan: tuple[Any, ...], of_heads: Sequence[tuple[Any, ...]]) -> tup
 
 
 def head_of(parts: Iterable[Part]) -> int:
-    """The node that leads the run: the one that most hosts follow, or of two such nodes the one elected later."""
-    followed = Counter((part.epoch, part.head) for part in parts)
+    """The node that leads the run: the one that most hosts follow, or of two such nodes the one elected later.
+
+    A host that was drained or rebooted follows nobody any more; it counts only if there is no other.
+    """
+    known = list(parts)
+    following = [part for part in known if not (part.has_left or part.lacks_guard)]
+    followed = Counter((part.epoch, part.head) for part in following or known)
     most = max(followed.values(), default=0)
     _, head = max((choice for choice, count in followed.items() if count == most), default=(0, 0))
     return head

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import UsageError
 from ..inventory import advice, paths
 from ..inventory.launcher_rows import COMMAND
-from ..inventory.model import Inventory
+from ..inventory.model import Host, Inventory
 from ..inventory.sources import reference
 from ..output.console import fold
 from . import function_call, launchers, plan, python_files
@@ -60,9 +60,10 @@ def find(
     if len(in_place) == len(hosts):
         return ("-u", script, *args), None
     if not module and not script.startswith("-") and not Path(script).suffix and not (base / script).exists():
+        launcher = f"run.launcher={_launcher_of(words, base)}"
         raise UsageError(
             f"{script}: no such file in {base}. To start a program of the hosts once on each of them: "
-            f"{advice.command('up', '--set', 'run.launcher=node', '--', *words, inventory=inventory.path)}"
+            f"{advice.command('up', '--set', launcher, '--', *words, inventory=inventory.path)}"
         )
     if module and not _is_here(args[0], base):
         return ("-u", script, *args), _send_for_installed(inventory, args, base)
@@ -78,6 +79,7 @@ def find(
         )
     warnings = (
         *_check_mpi(inventory, snapshot, (script, *args)),
+        *_warn_of_ranks_alone(hosts, snapshot, module=module),
         *_warn_of_unsent(args, snapshot, inventory_folder),
     )
     snapshot = replace(snapshot, warnings=(*snapshot.warnings, *warnings))
@@ -86,6 +88,13 @@ def find(
     if module or in_place:
         return ("-u", script, *args), snapshot
     return ("-u", os.path.relpath(snapshot.script, snapshot.workdir), *args), snapshot
+
+
+def _launcher_of(words: Sequence[str], base: Path) -> str:
+    """The launcher for a program of the hosts, by the variables that its script reads."""
+    file = _first_file(words, base)
+    text = (base / file).read_bytes() if file is not None else b""
+    return next((name for name in ("skypilot", "dstack") if name.upper().encode() + b"_" in text), "node")
 
 
 def find_program(
@@ -253,6 +262,17 @@ def _check_mpi(inventory: Inventory, snapshot: ship.Snapshot, words: Sequence[st
         f"{place} imports mpi4py, but the launcher {launcher} starts the ranks without MPI: each would be rank 0 of 1 "
         f"for MPI. Install Open MPI or MPICH on the hosts, and start it with: {correct}"
     )
+
+
+def _warn_of_ranks_alone(hosts: Sequence[Host], snapshot: ship.Snapshot, *, module: bool) -> Iterator[str]:
+    """A warning if the script was written for one GPU."""
+    if (len(hosts) > 1 or hosts[0].nproc_per_node != 1) and python_files.trains_alone(
+        *_script_of(snapshot, module=module)
+    ):
+        yield (
+            f"{snapshot.script} does not use torch.distributed, so each rank trains a model of its own, on all of the "
+            "data. What to change: docs/guides/two-boxes.md"
+        )
 
 
 def has_old_local_rank(snapshot: ship.Snapshot | None, *, module: bool) -> bool:

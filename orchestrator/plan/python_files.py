@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,24 @@ _IMPORT = re.compile(
 )
 """An import, to follow it: 30 times faster than a syntax tree. One in a text only leads to more files."""
 _OLD_FLAG, _NEW_FLAG = re.compile(r"--local_rank\b"), re.compile(r"--local-rank\b")
+
+
+_PLAIN = {
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "torchtext",
+    "numpy",
+    "pandas",
+    "scipy",
+    "sklearn",
+    "skimage",
+    "cv2",
+    "PIL",
+}
+_PLAIN |= {"matplotlib", "seaborn", "tqdm", "tensorboard", "tensorboardX", "wandb", "yaml", "einops", "h5py"}
+"""Packages that do not connect the ranks. Others might."""
+_TOGETHER = re.compile(r"distributed|process_?group|dataparallel|fsdp|\bddp\b|rank\b|world_?size", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,20 @@ def has_old_local_rank(script: Path, folder: Path) -> bool:
     """Whether the script knows only `--local_rank`, as it was before torch 2.0, and not `--local-rank`."""
     texts = [source.text for source in _sources(script, folder)]
     return any(map(_OLD_FLAG.search, texts)) and not any(map(_NEW_FLAG.search, texts))
+
+
+def trains_alone(script: Path, folder: Path) -> bool:
+    """Whether the script uses torch, and nothing in it or in what it imports can connect its rank with the others."""
+    sources = list(_sources(script, folder))
+    names = {
+        parts[0]
+        for source in sources
+        for parent, parts in _modules_of(source, folder)
+        if parent == folder and parts and not (folder / parts[0]).is_dir() and not list(_files_of(parts[:1], folder))
+    }
+    if "torch" not in names or names - _PLAIN - sys.stdlib_module_names:
+        return False
+    return not any(_TOGETHER.search(source.text) for source in sources)
 
 
 def _imports_of(module: str, source: _Source, script: Path) -> Iterator[Import]:

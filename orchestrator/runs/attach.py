@@ -290,6 +290,10 @@ def conclude(
 def _conclude_without_verdict(
     run_id: str, about: AboutRun, parts: Mapping[str, Part], nodes: Mapping[str, int], console: Console, resume: str
 ) -> int:
+    if any(len(part.hosts) > len(nodes) for part in parts.values()):
+        follow = about.command("logs", "-f")
+        console.error(f"run {run_id}: it may go on on hosts that were added to it. To follow it there: {follow}")
+        return UnreachableError.exit_code
     if claims.is_abandoned(parts, nodes):
         advice = f". To start a run that resumes from its outputs: {resume}" if resume else ""
         console.error(f"run {run_id} was lost: {claims.ABANDONED}{advice}")

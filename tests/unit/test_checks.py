@@ -558,3 +558,16 @@ def test_a_witness_needs_neither_torch_nor_gpus_nor_memory_for_ranks() -> None:
 def test_a_witness_on_the_machine_of_a_host_is_an_error() -> None:
     (finding,) = found(WITNESSED, hellos={"w": {"state_inode": [1, 0]}})
     assert brief([finding]) == [("error", "duplicate-host", ("w",))]
+
+
+def test_missing_modules_are_one_finding_with_a_command_that_installs_their_packages() -> None:
+    def lacks(*missing: str) -> dict[str, Any]:
+        return {
+            "python": {**PYTHON, "script": {"path": "t.py", "absent": None, "error": None, "missing": list(missing)}}
+        }
+
+    (finding,) = found("hosts: [a, b]", {"a": lacks("sklearn", "tqdm"), "b": lacks("sklearn", "tqdm")})
+    assert brief([finding]) == [("error", "script-import-error", ("a", "b"))]
+    assert "/usr/bin/python3 -m pip install scikit-learn tqdm" in finding.fix
+    findings = found("hosts: [a, b]", {"a": lacks("torch", "yaml"), "b": lacks()})
+    assert brief(findings) == [("error", "missing-module-on-host", ("a",))] and "pyyaml" in findings[0].fix

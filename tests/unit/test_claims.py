@@ -74,6 +74,20 @@ def test_a_host_that_an_elected_head_has_added_is_believed() -> None:
     assert judged(**parts) == ({"good1", "good2", "good3"}, set(), set())
 
 
+def test_without_the_head_hosts_that_were_added_one_after_the_other_are_believed() -> None:
+    hosts = ["head", "good2", "good3"]
+    second, third = {**part(1, hosts[:2]), "team": 1}, {**part(2, hosts), "team": 1}
+    assert judged(("head",), good2=second, good3=third) == ({"good2", "good3"}, set(), set())
+
+
+def test_hosts_that_were_drained_or_rebooted_follow_nobody_any_more() -> None:
+    first, elected = {"epoch": 1, "head": 0}, {"epoch": 2, "head": 2}
+    rebooted = part_of(state="lost", **first)
+    drained = replace(part_of(state="stopped", **first), verdict=Verdict("stopped", left=True))
+    assert claims.head_of([rebooted, drained, drained, part_of(**elected), part_of(**elected)]) == 2
+    assert claims.head_of([rebooted, drained]) == 0
+
+
 def test_a_host_that_adds_itself_has_no_say() -> None:
     longer = [*GOOD, "evil"]
     for node in (0, 1, 2):

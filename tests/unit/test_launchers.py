@@ -557,6 +557,20 @@ def test_a_script_with_the_number_of_one_host_is_refused_with_the_command_for_al
     with pytest.raises(UsageError) as caught:
         invocation.read(words, inventory, {})
     assert str(caught.value).endswith(f"ddp-orch up i --set run.launcher=node -- {command}")
+
+
+@pytest.mark.parametrize(
+    ("line", "launcher"),
+    [("echo $SKYPILOT_NODE_RANK", "skypilot"), ("echo $DSTACK_NODE_RANK", "dstack"), ("echo", "node")],
+)
+def test_the_proposed_launcher_is_the_one_whose_variables_the_script_reads(
+    line: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text(f"{line}\n")
+    with pytest.raises(UsageError) as caught:
+        entrypoint.find(model.parse("hosts: [a, b]", "i"), ("bash", "run.sh"))
+    assert str(caught.value).endswith(f"ddp-orch up i --set run.launcher={launcher} -- bash run.sh")
     invocation.read(shlex.split(command), model.parse(TWO + "run: {launcher: node}", "i"), {})
 
 

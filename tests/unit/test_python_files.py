@@ -90,3 +90,29 @@ def test_a_script_that_may_use_mpi_is_started_with_a_warning(tmp_path: Path, mon
 )
 def test_the_form_of_local_rank_is_that_of_the_script(files: dict[str, str], old: bool, tmp_path: Path) -> None:
     assert python_files.has_old_local_rank(write(tmp_path, files), tmp_path) is old
+
+
+@pytest.mark.parametrize(
+    ("files", "alone"),
+    [
+        ({"x.py": "import torch, tqdm\nfrom sklearn import datasets\nimport argparse\n"}, True),
+        ({"x.py": "import torch\nfrom model import Net\n", "model.py": "from torch import nn\n"}, True),
+        ({"x.py": "import torch\nfrom model import Net\n", "model.py": "import torch.distributed as dist\n"}, False),
+        ({"x.py": "import torch, os\nos.environ['LOCAL_RANK']\n"}, False),
+        ({"x.py": "import torch\nfrom transformers import Trainer\n"}, False),
+        ({"x.py": "import torch\nimport lib.net\n", "lib/__init__.py": "", "lib/net.py": "x = torch.ones(1)\n"}, True),
+        ({"x.py": "import numpy\n"}, False),
+    ],
+)
+def test_a_script_for_one_gpu_is_recognised(files: dict[str, str], alone: bool, tmp_path: Path) -> None:
+    assert python_files.trains_alone(write(tmp_path, files), tmp_path) is alone
+
+
+@pytest.mark.parametrize(("hosts", "told"), [("[a, b]", True), ("[{name: a, nproc_per_node: 1}]", False)])
+def test_a_script_for_one_gpu_is_started_with_a_warning(
+    hosts: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"x.py": "import torch\n"})
+    snapshot = entrypoint.find(model.parse(f"hosts: {hosts}\n", "i"), ("x.py",))[1]
+    assert snapshot is not None and any("x.py" in warning for warning in snapshot.warnings) is told
