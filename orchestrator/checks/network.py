@@ -124,7 +124,7 @@ def _rendezvous_port(plan: Plan, fact: Facts, findings: Findings) -> None:
         return
     if port < fact.first_port:
         message = f"rendezvous port {port} is reserved for root; other users can use ports from {fact.first_port}"
-        fix = "set rdzv: {port: auto}"
+        fix = "leave run.rdzv.port out"
         evidence = f"sysctl net.ipv4.ip_unprivileged_port_start: {fact.first_port}"
         findings.add("error", "port-permission", head, message, fix, evidence)
     holder = fact.listeners.get(str(port))
@@ -137,7 +137,7 @@ def _rendezvous_port(plan: Plan, fact: Facts, findings: Findings) -> None:
         message = f"rendezvous port {port} is in use by {holder_text}"
         run = RUN_ID.search(holder.command or "")
         stop = f"ddp-orch kill {run[0]}" if run else f"ssh {head} kill {holder.pid}"
-        fix = (f"{stop}, or " if holder.pid else "") + "set rdzv: {port: auto}"
+        fix = "leave run.rdzv.port out: a free port is used" + (f"; or end the process: {stop}" if holder.pid else "")
         findings.add("error", "port-in-use", head, message, fix, f"ss -Hltnp 'sport = :{port}': {holder_text}")
 
 

@@ -58,6 +58,8 @@ def ps(
             f"no {'' if everything else 'unfinished '}run{' of yours' if listing.others else ''}"
             + (f"; to list {number_of(finished, 'finished run')}: {command_for_all}" if finished else " on these hosts")
         )
+        if finished and not everything:
+            _note_newest(listing.runs, inventory.path, console)
     if not as_json:
         if replaced:
             console.note(f"{number_of(len(replaced), 'earlier run')} of up --watch not shown; --json lists all")
@@ -67,6 +69,14 @@ def ps(
         last = f"{unreliable.last.what} (run {unreliable.run_id}, {whole_seconds(rfc3339(unreliable.last.at))})"
         console.warning(f"{unreliable.host} {unreliable}; the last failure: {last}")
     return UnreachableError.exit_code if listing.failed else 0
+
+
+def _note_newest(runs: Sequence[registry.Run], inventory: str, console: Console) -> None:
+    newest = runs[-1]
+    about = advice.about(newest, runs, inventory)
+    ended = f", {whole_seconds(rfc3339(newest.ended_at))}" if newest.ended_at is not None else ""
+    why = f"; why: {about.command('diagnose')}" if newest.state in ("failed", "lost") else ""
+    console.note(f"the newest: {about.run}, {newest.state}{ended}{why}")
 
 
 def _replaced(runs: Sequence[registry.Run]) -> list[registry.Run]:

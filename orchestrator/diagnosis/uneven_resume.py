@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,44 +13,60 @@ from ..output.finding import Finding
 from ..output.lines import Line
 from .missing import SET_RESUME
 
-RESUMED = 10
-"""The least first step that shows that a rank has loaded a snapshot: some scripts print only every few steps."""
+BEGUN = 1
+"""The greatest first step or epoch of a rank that begins anew."""
+RESUMED = {"step": 10, "epoch": 3}
+"""The least first one that shows that a rank has loaded a snapshot: some scripts print only every few steps."""
+_EPOCH = re.compile(r"\bepoch[ :=#]*(\d+)", re.IGNORECASE)
 
 
 CONSEQUENCES = ("uneven-inputs", "process-group-not-destroyed")
 """What it looks like when ranks that began at different steps end at different times."""
 
 
-def with_uneven_resume(findings: Sequence[Finding], uneven: Finding | None) -> tuple[Finding, ...]:
-    """The findings, the first cause first, with what `find_uneven_resume` found."""
+def with_uneven_resume(
+    findings: Sequence[Finding], uneven: Finding | None, *, restarted: bool = True
+) -> tuple[Finding, ...]:
+    """The findings, the first cause first, with what `find_uneven_resume` found.
+
+    `restarted`: whether an attempt was before. Ranks of a first one may resume the run before of the same name.
+    """
     if uneven is None:
         return tuple(findings)
     if findings and findings[0].code in CONSEQUENCES:
         return (replace(uneven, severity=findings[0].severity), *findings)
-    return (*findings, uneven)
+    return (*findings, uneven) if restarted else tuple(findings)
 
 
 def find_uneven_resume(lines: Sequence[Line], attempt: int, whole: int) -> Finding | None:
     """`whole`: streams with fewer lines in the attempt are complete. Of others, the first step is unknown."""
     of_attempt = [line for line in lines if line.attempt == attempt and line.rank is not None]
     lengths = Counter((line.rank, line.stream) for line in of_attempt)
-    first: dict[str, int] = {}
-    for line in of_attempt:
-        if line.host not in first and lengths[line.rank, line.stream] < whole:
-            step = figures(line.text).get("step")
-            if step is not None:
-                first[line.host] = int(step)
-    begun = [host for host, step in first.items() if step <= 1]
-    resumed = [host for host, step in first.items() if step >= RESUMED]
-    if attempt < 2 or not begun or not resumed:
-        return None
-    step = min(first[host] for host in resumed)
-    return Finding(
-        "warning",
-        "file-missing-on-host",
-        tuple(begun),
-        f"Attempt {attempt} began at the first step on {fold(begun)}, but at step {step} on {fold(resumed)}: "
-        f"{fold(begun)} may not have the snapshot.",
-        SET_RESUME,
-        confidence="medium",
-    )
+    complete = [line for line in of_attempt if lengths[line.rank, line.stream] < whole]
+    for unit, least in RESUMED.items():
+        first: dict[str, int] = {}
+        for line in complete:
+            number = _number(line.text, unit)
+            if number is not None:
+                first.setdefault(line.host, number)
+        begun = [host for host, number in first.items() if number <= BEGUN]
+        resumed = [host for host, number in first.items() if number >= least]
+        if begun and resumed:
+            return Finding(
+                "warning",
+                "file-missing-on-host",
+                tuple(begun),
+                f"Attempt {attempt} began at the first {unit} on {fold(begun)}, but at {unit} "
+                f"{min(first[host] for host in resumed)} on {fold(resumed)}: {fold(begun)} may not have the snapshot.",
+                SET_RESUME,
+                confidence="medium",
+            )
+    return None
+
+
+def _number(text: str, unit: str) -> int | None:
+    if unit == "epoch":
+        found = _EPOCH.search(text)
+        return int(found[1]) if found else None
+    step = figures(text).get("step")
+    return None if step is None else int(step)

@@ -196,3 +196,8 @@ def ranges(ranks: Sequence[int]) -> str:
         else:
             spans.append([rank, rank])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 0,4-7`. Sorted."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"

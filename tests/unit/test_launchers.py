@@ -557,6 +557,7 @@ def test_a_script_with_the_number_of_one_host_is_refused_with_the_command_for_al
     with pytest.raises(UsageError) as caught:
         invocation.read(words, inventory, {})
     assert str(caught.value).endswith(f"ddp-orch up i --set run.launcher=node -- {command}")
+    invocation.read(shlex.split(command), model.parse(TWO + "run: {launcher: node}", "i"), {})
 
 
 @pytest.mark.parametrize(
@@ -571,7 +572,6 @@ def test_the_proposed_launcher_is_the_one_whose_variables_the_script_reads(
     with pytest.raises(UsageError) as caught:
         entrypoint.find(model.parse("hosts: [a, b]", "i"), ("bash", "run.sh"))
     assert str(caught.value).endswith(f"ddp-orch up i --set run.launcher={launcher} -- bash run.sh")
-    invocation.read(shlex.split(command), model.parse(TWO + "run: {launcher: node}", "i"), {})
 
 
 UNEVEN = "hosts: [{name: a, nproc_per_node: 1}, {name: b, gpus: 3}]\n"

@@ -114,7 +114,13 @@ def test_hosts_that_begin_anew_while_others_resume_lack_the_snapshot(
     found = find_uneven_resume(lines, 2, whole)
     assert (found.hosts if found else None) == hosts
     assert found is None or (found.code, "run.resume" in found.fix) == ("file-missing-on-host", True)
-    assert find_uneven_resume([line._replace(attempt=1) for line in lines], 1, whole) is None
+
+
+def test_epochs_count_where_no_steps_are_printed() -> None:
+    lines = [line._replace(text=line.text.replace("step:", "Epoch ")) for line in steps(a=4, b=0)]
+    found = find_uneven_resume(lines, 2, 200)
+    assert found is not None and found.hosts == ("b",)
+    assert find_uneven_resume([line._replace(text="epoch 0") for line in lines], 2, 200) is None
 
 
 def test_hosts_that_resumed_at_different_steps_explain_uneven_inputs_and_nothing_else() -> None:
@@ -123,3 +129,5 @@ def test_hosts_that_resumed_at_different_steps_explain_uneven_inputs_and_nothing
     assert [one.code for one in with_uneven_resume([inputs], uneven)] == ["file-missing-on-host", "uneven-inputs"]
     assert with_uneven_resume([oom], uneven) == (oom, uneven)
     assert with_uneven_resume([oom], None) == (oom,)
+    assert with_uneven_resume([oom], uneven, restarted=False) == (oom,)
+    assert with_uneven_resume([inputs], uneven, restarted=False)[0].code == "file-missing-on-host"

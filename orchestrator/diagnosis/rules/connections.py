@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...output.finding import Confidence
+from ...output.folding import name_ranks
 from ..hangs import FINISHED, PEER_GONE, lines_of_ranks
 from ..scene import STEPS, Scene, host_or_source
 from ..suspects import ENDING, SPECIFIC, Suspect, Suspects, any_proof, map_code
@@ -168,7 +169,7 @@ def find_absent_peer(suspects: Suspects, scene: Scene) -> Suspects:
     if not complaining or None in complaining or not absent or any(suspect.level >= ENDING for suspect in suspects):
         return suspects
     if all(_has_finished(rank, scene) for rank in absent):
-        why = f"rank {', '.join(map(str, absent))} had ended while others still waited for it"
+        why = f"{name_ranks(absent)} had ended while others still waited"
         first = min(rank for rank in complaining if rank is not None)
         return map_code(suspects, "gloo-peer-lost", lambda suspect: _uneven(suspect, first, why, scene))
     if len(absent) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...output.folding import name_ranks
 from .. import dumps, recorder_lines, stacks
 from ..hangs import PEER_GONE
 from ..scene import Scene
@@ -69,7 +70,7 @@ def find_early_finisher(suspects: Suspects, scene: Scene) -> Suspects:
     if not early or not complaints or any_proof(suspects, ENDING):
         return suspects
     first = complaints[0]
-    why = f"rank {', '.join(map(str, early))} had ended with exit code 0 while others still waited for it"
+    why = f"{name_ranks(early)} had ended with exit code 0 while others still waited"
     host = scene.host_of(first.line)
     uneven = Suspect("uneven-inputs", EARLY_END, first.line, first.line.rank, host, "medium", why, first)
     return (*suspects, uneven)
