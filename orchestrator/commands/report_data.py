@@ -20,6 +20,7 @@ from .describe import describe_commit
 
 WAYS: tuple[Way, ...] = ("received", "sent")
 PRIVATE = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+LEAST_REPEATED = 3  # losses at one and the same step that show that it is no step of the training
 LOG_WIDTH = 400  # characters of a line of the log; the rest is cut off
 LOG_SIZE = 600_000  # characters of the log; of a longer one, the newest lines are kept
 
@@ -91,7 +92,7 @@ def make(
     head, spec = next((record, record.spec) for record in records.values() if record.run and record.spec)
     entries = timeline.entries(head.events, [node.host for node in spec.nodes])
     began = entries[0].at if entries else min((line.at for line in figures), default=0.0)
-    values = _figures(figures)
+    values = _count_on(_figures(figures))
     training = _training(values, began)
     first = first_failure(run, records)
     return Report(
@@ -199,6 +200,39 @@ def _figures(lines: Sequence[Line]) -> list[tuple[Line, dict[str, float]]]:
         for line in lines
         if line.rank is not None
     ]
+
+
+def _count_on(figures: Sequence[tuple[Line, dict[str, float]]]) -> list[tuple[Line, dict[str, float]]]:
+    """Steps that begin anew in each epoch, as those of a progress bar do, go on where the last ones ended.
+
+    Where only the end of each bar is known, no step tells one epoch from another: then without steps.
+    """
+    ordered = sorted(figures, key=lambda figure: figure[0].at)
+    ends: dict[str, list[float]] = {}  # the last step of each epoch
+    losses: dict[str, list[float]] = {}  # the steps at which a rank has printed one
+    for line, values in ordered:
+        known = ends.setdefault(_series(line), [])
+        if "step" in values:
+            is_anew = not known or values["step"] < known[-1]
+            known[len(known) - (not is_anew) :] = [values["step"]]
+        if "loss" in values and known:
+            losses.setdefault(_series(line), []).append(known[-1])
+    if any(len(steps) >= LEAST_REPEATED and len(set(steps)) == 1 for steps in losses.values()):
+        return [(line, {name: value for name, value in values.items() if name != "step"}) for line, values in ordered]
+    # another bar, as of an evaluation, has another end
+    epochs = {key for key, known in ends.items() if len({*known[:-1], max(known, default=0.0)}) == 1 < len(known)}
+    counted = []
+    done: dict[str, list[float]] = {}
+    for line, values in ordered:
+        key = _series(line)
+        if key in epochs and "step" in values:
+            before = done.setdefault(key, [0.0, 0.0])  # the steps of all epochs before, and the newest of this one
+            if values["step"] < before[1]:
+                before[0] += before[1]
+            before[1] = values["step"]
+            values = {**values, "step": before[0] + before[1]}
+        counted.append((line, values))
+    return counted
 
 
 def _last_step(figures: Sequence[tuple[Line, Mapping[str, float]]]) -> float | None:

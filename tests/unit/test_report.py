@@ -291,6 +291,21 @@ def test_the_last_step_is_that_of_any_line() -> None:
     assert "after" not in " ".join(shown)
 
 
+@pytest.mark.parametrize(
+    ("texts", "loss"),
+    [
+        (["1/2 x", "2/2 loss 3", "1/2 x", "2/2 loss 2", "1/2 loss 1"], [(2.0, 3.0), (4.0, 2.0), (5.0, 1.0)]),
+        (["2/2 loss 3", "2/2 loss 2", "2/2 loss 1"], [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]),  # by seconds
+        (["500/900 loss 3", "1/9 x", "9/9 x", "501/900 loss 2"], [(500.0, 3.0), (501.0, 2.0)]),  # of an evaluation
+    ],
+)
+def test_steps_that_begin_anew_in_each_epoch_are_counted_on(texts: list[str], loss: list[tuple[float, float]]) -> None:
+    bars = [
+        f"train: 50%|#####     | {text.split()[0]} [00:01<00:01, 1.00it/s] {text.partition(' ')[2]}" for text in texts
+    ]
+    assert list(of_lines(*bars).training["loss"]["attempt 1, rank 0"]) == loss
+
+
 def test_without_steps_the_page_names_none_and_its_curves_are_by_time() -> None:
     made = of_lines("loss 3.5", "loss 2.25")
     shown = tiles(made)
