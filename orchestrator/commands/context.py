@@ -153,6 +153,13 @@ def select_hosts(inventory: Inventory, pattern: str, option: str = "--hosts") ->
     return replace(inventory, hosts=hosts, run=replace(inventory.run, witness=witness))
 
 
+def command_to_resume(run: registry.Run, about: advice.AboutRun) -> str:
+    """The command that starts a run again, from its outputs; with placeholders if it was started elsewhere."""
+    if recent.command_of(run.run_id) is not None:
+        return about.command("restart")
+    return f"{about.of_all('up', '--name', run.name)} -- SCRIPT ARGS..."
+
+
 def make_mask(inventory: Inventory, run: registry.Run, console: Console) -> Mask:
     """Mask the secrets of the run and of the inventory. Warn of those that this environment does not have."""
     return Mask(secret_values(inventory, run, console))

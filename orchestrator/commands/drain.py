@@ -13,12 +13,13 @@ from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory import advice
 from ..inventory.model import Inventory
-from ..output.console import fold
+from ..output.console import Console, fold
 from ..runs import registry
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
 
 BEYOND_GRACE = 60.0  # s beyond grace and leases for a host to stop its ranks and to end its guard
 LOOK_EVERY = 0.5  # s
+ELECTION = 6.0  # s beyond a lease from the last message of a head to the first attempt of the next one
 
 
 def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_json: bool) -> int:
@@ -37,6 +38,7 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         if not answer.accepted:
             kill = advice.about(run, lookup.listing.runs, inventory.path).command("kill")
             raise UsageError(_refusal(run.run_id, host_name, kill, is_stuck=host_name == head and not answer.elects))
+        _say_what_follows(run, host_name, is_head=host_name == head, console=console)
         has_left = host_name not in run.parts or _wait(run, host_name, inventory, fleet)
     if as_json:
         print(json.dumps({"run_id": run.run_id, "host": host_name, "left": has_left}, indent=2))
@@ -80,6 +82,16 @@ def _refusal(run_id: str, host: str, kill: str, *, is_stuck: bool) -> str:
             "first with `ddp-orch add`."
         )
     return f"{why} To end the run, use: {kill}"
+
+
+def _say_what_follows(run: registry.Run, host_name: str, *, is_head: bool, console: Console) -> None:
+    part = run.parts.get(host_name)
+    if part is None or part.node_rank is None:
+        return
+    text = f"stopping the ranks of run {run.run_id}, which have {run.grace:g} s to save a snapshot"
+    # a lease without a message from the head, then a vote, and the window in which the ranks of its attempt end
+    seconds = run.lease + ELECTION
+    console.step(f"{text}; the others elect another head, about {seconds:.0f} s later" if is_head else text)
 
 
 def _wait(run: registry.Run, host_name: str, inventory: Inventory, fleet: Fleet) -> bool:

@@ -85,6 +85,8 @@ FOREIGN = {
     "--nproc-per-node": _NPROC,
     "--rdzv-backend": "use --set run.rdzv.backend=NAME, or set it in the inventory",
     "--rdzv-endpoint": "the rendezvous is on the `head` of the inventory; its port is run.rdzv.port",
+    "--secret": "name the variable in run.secrets, and set it in your environment",
+    "-f": "the inventory is an argument of its own: ddp-orch up FILE",
     "-n": "use --name NAME for the name of the run, and --set run.nnodes=N or --hosts PATTERN for the number of hosts",
 }
 
@@ -93,7 +95,9 @@ def elsewhere(argv: Sequence[str]) -> str | None:
     """A message about a command of a similar program, or None."""
     if not argv or argv[0] not in ELSEWHERE:
         return None
-    words = "".join(f" {shlex.quote(word)}" for word in argv[1:])
+    # options of the other program are unknown here; what follows a command of a host is its own
+    of_host = argv[0] in ("ssh", "srun", "nvidia-smi")
+    words = "".join(f" {shlex.quote(word)}" for word in argv[1:] if of_host or not word.startswith("-"))
     return f"unknown command '{argv[0]}'; you may want: {ELSEWHERE[argv[0]].format(words)}"
 
 

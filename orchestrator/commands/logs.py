@@ -27,6 +27,7 @@ from ..runs.revive import Reviver
 from ..runs.status_line import StatusLine
 from .context import (
     RunLookup,
+    command_to_resume,
     find_run_early,
     load_inventory_of_run,
     make_mask,
@@ -105,10 +106,8 @@ def logs(options: LogsOptions) -> int:
             return 0
         if options.follow:
             bell.ring()
-            resume = about.of_all("up", "--name", run.name)
-            return attach.conclude(
-                run.run_id, about, run.all_nodes, view, console, resume=f"{resume} -- SCRIPT ARGS..."
-            )
+            resume = command_to_resume(run, about)
+            return attach.conclude(run.run_id, about, run.all_nodes, view, console, resume=resume)
     if lookup.run.run_id != run.run_id:
         _warn_of_newer_run(lookup, inventory, console)
     failed = {host: error for host, error in view.failed.items() if host not in lookup.listing.failed}

@@ -11,7 +11,7 @@ from ..inventory import advice
 from ..output.console import fold
 from ..runs import registry, revive
 from ..runs.revive import Revived
-from .context import find_run, load_inventory_of_run, open_fleet, stderr_console
+from .context import command_to_resume, find_run, load_inventory_of_run, open_fleet, stderr_console
 
 
 def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: bool) -> int:
@@ -54,7 +54,7 @@ def _end(run: registry.Run) -> str:
 
 
 def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutRun) -> UsageError | UnreachableError:
-    resume = f"{about.of_all('up', '--name', run.name)} -- SCRIPT ARGS..."
+    resume = command_to_resume(run, about)
     if any(part.verdict and not part.has_left for part in run.parts.values()):
         return UsageError(
             f"run {run.run_id} has ended: {run.state}. To start a run that resumes from its outputs: {resume}"

@@ -62,8 +62,8 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"
                 leaving.add(drained.node)
             case recorded.NodeEvent("Elected", elected):
-                why = f"the head, {host(head)}, " + ("leaves the run" if head in ended else "was lost")
-                kind, what = "change", f"{host(elected.node)} was elected: {why}"
+                why = "leaves the run" if head in ended else "was lost, or had no majority"
+                kind, what = "change", f"{host(elected.node)} was elected: the head, {host(head)}, {why}"
                 head = elected.node
             case recorded.Added(fields=added):
                 hosts += [added.host] if added.host not in hosts else []

@@ -58,7 +58,9 @@ def ask(folder: str, request: Dict[str, Any], window: float = WINDOW) -> Dict[st
             answer: Dict[str, Any] = json.loads(raw)
             return answer
         except (OSError, ValueError) as error:
-            raise NoAnswer("the guard does not answer: %s" % error) from error
+            why = getattr(error, "strerror", None) or error
+            text = "its guard does not answer (%s); if it is just starting or ending, try again in some seconds"
+            raise NoAnswer(text % why) from error
 
 
 class _Guest:
