@@ -310,7 +310,7 @@ class RunLookup:
 
 def find_run(fleet: Fleet, inventory: Inventory, run_name: str | None, console: Console) -> RunLookup:
     """Find the run that the user means. Wait for all hosts, and name the silent ones. Raises as `registry.choose`."""
-    search = registry.Search(fleet, inventory.machines)
+    search = registry.Search(fleet, inventory.machines, run_name=run_name)
     listing = search.wait(lambda _: True)
     if listing.late:
         console.note(f"no answer yet from {fold(listing.late)}; waiting")
@@ -331,7 +331,7 @@ def find_run_early(
 
     Does not warn of hosts of the run that this command did not ask.
     """
-    search = registry.Search(fleet, inventory.machines)
+    search = registry.Search(fleet, inventory.machines, run_name=run_name)
     listing = search.wait(partial(enough, run_name, inventory.path))
     return _choose(search, listing, inventory, run_name, console)
 

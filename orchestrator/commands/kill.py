@@ -97,7 +97,7 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
 
     While a host is silent, this stops what the answers of the other hosts are enough for, and the rest afterwards.
     """
-    search = registry.Search(fleet, options.inventory.machines, members=True)
+    search = registry.Search(fleet, options.inventory.machines, members=True, run_name=options.run_name)
     listing = first = search.wait(lambda _: True)
     if first.late and options.run_name is not None and _must_wait(options, first) and not _queued(options, first):
         console.note(f"no answer yet from {fold(first.late)}; {_describe_waiting(options, first)}")

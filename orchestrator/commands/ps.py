@@ -38,7 +38,8 @@ def ps(
         replaced = _replaced(shown)
         shown = [run for run in shown if run not in replaced]
     if as_json:
-        runs = [run.as_dict() for run in shown] + [run.as_dict() for run in listing.queued]
+        runs = [{**run.as_dict(), "unreachable": list(listing.missing_hosts(run))} for run in shown]
+        runs += [{**run.as_dict(), "unreachable": []} for run in listing.queued]
         print(json.dumps(runs, indent=2))
     elif shown or listing.queued:
         _print(listing, shown, time.time())

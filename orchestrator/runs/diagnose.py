@@ -84,6 +84,7 @@ def gather_and_diagnose(
     newest_ended = attempt if verdict is None and restarting else attempt - 1
     failed_in_span = {failure.attempt for answer in evidence.values() for failure in answer.failures}
     known = {line.attempt for line in lines if not span.is_limited or line.attempt in failed_in_span}
+    known |= {number for number in failed_in_span if number is not None}  # also those whose lines are not the last ones
     drained = {line.attempt for line in lines if line.stream == "agent" and DRAINS.match(line.text)}
     ended = sorted(number for number in known - drained if number <= newest_ended)[-MAX_EARLIER_ATTEMPTS:]
     earlier = tuple((number, diagnose_earlier_attempt(lines, evidence, number, same_code)) for number in ended)

@@ -19,6 +19,7 @@ from ..inventory.advice import command
 from ..inventory.model import Host
 from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold
+from ..output.terminal import one_line
 from . import queued_runs
 
 PATIENCE = 2.0  # s for all hosts to answer, before the answers so far may be enough
@@ -230,11 +231,13 @@ class Search:
         members: bool = False,
         others: bool = False,
         sizes: bool = False,
+        run_name: str | None = None,
     ) -> None:
         """`members`: ask for the processes of unfinished runs as well. `others`: and for the runs of other users.
 
-        `sizes`: and for the bytes that each run takes.
+        `sizes`: and for the bytes that each run takes. `run_name`: the run that is looked for.
         """
+        others = others or (run_name is not None and RUN_ID.fullmatch(run_name) is not None)
         what = {"members": members, "others": others, "sizes": sizes}
 
         def ask(_: Host, session: Session) -> Answer:
@@ -345,6 +348,10 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
     matches = _matches(runs, run)
     if not matches and (queued := queued_runs.find(listing.queued, run)):
         raise UsageError(queued_runs.describe(queued, inventory))
+    if not matches and (user := _owner(listing, run)):
+        raise UsageError(
+            f"run {run} is one of user {one_line(user)}, and only {one_line(user)} can look at it or stop it"
+        )
     if not matches:
         ps = f"`{command('ps', '--all', inventory=inventory)}`"
         newest = f"; the newest is {runs[-1].run_id}" if runs else ""
@@ -357,6 +364,11 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
         ids = ", ".join(known.run_id for known in matches)
         raise UsageError(f"{run!r} matches several runs: {ids}; give more characters")
     return matches[0]
+
+
+def _owner(listing: Listing, run_id: str) -> str | None:
+    """The other user who has a run with this id, if the hosts were asked."""
+    return next((run.user for runs in listing.others.values() for run in runs if run.run_id == run_id), None)
 
 
 def find_queued(listing: Listing, run: str) -> queued_runs.QueuedRun | None:

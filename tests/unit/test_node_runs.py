@@ -65,7 +65,7 @@ def test_the_space_of_a_run_is_that_of_its_folder_and_of_its_outputs(damaged: Pa
         (True, {"phase": "prepared", "node_rank": None, "attempt": 0}, "waiting"),
         (False, {"phase": "prepared", "node_rank": None, "attempt": 0}, "starting"),
         (False, {"phase": "exited", "node_rank": None, "attempt": 2}, "waiting"),  # it has come back
-        (False, {"phase": "exited", "node_rank": 1, "attempt": 2}, "stopping"),
+        (False, {"phase": "exited", "node_rank": 1, "attempt": 2}, "waiting"),
         (True, {"phase": "running", "node_rank": 1, "attempt": 2}, "running"),
     ],
 )

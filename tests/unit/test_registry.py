@@ -8,6 +8,7 @@ import pytest
 from fake_relay import part_of
 
 from orchestrator.answers.queued import WaitingRun
+from orchestrator.answers.runs import OtherUsersRun
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.runs import queued_runs, registry
 from orchestrator.runs.registry import Listing, Run
@@ -72,3 +73,9 @@ def test_a_run_has_left_the_queue_only_if_one_of_its_hosts_says_so() -> None:
     assert queued_runs.still_waiting([run], {"a": [], "b": [ticket]}) == (run,)
     assert queued_runs.still_waiting([run], {}) == (run,)
     assert queued_runs.still_waiting([run], {"a": []}) == ()
+
+
+def test_the_owner_of_a_run_of_another_user_is_named() -> None:
+    listing = Listing((of_two(),), {}, others={"a": (OtherUsersRun(QUEUED_ID, "bob"),)})
+    with pytest.raises(UsageError, match=r"\bbob\b"):
+        registry.choose(listing, QUEUED_ID, "inventory.yaml")

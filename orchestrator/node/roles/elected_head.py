@@ -205,7 +205,11 @@ class ElectedHead(HeadLink):
 
     def _say_authority(self, has_authority: bool) -> None:
         if self._had_authority and not has_authority:
-            self._recorder.say("no majority of the hosts answers: stopping; the others may elect another head")
+            silent = [self._state.nodes[number].host for number in self._voter.silent()]
+            self._recorder.say(
+                "no majority of the hosts answers (silent: %s): stopping; the others may elect another head"
+                % ", ".join(silent)
+            )
         self._had_authority = has_authority
 
     def _catch_up(self) -> None:

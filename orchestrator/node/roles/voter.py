@@ -4,6 +4,7 @@ from typing import Any, Dict, FrozenSet, List, Union
 
 from ..gang import election, election_log
 from ..gang.election_state import (
+    SHORTER,
     Action,
     Admitted,
     Beat,
@@ -88,6 +89,11 @@ class Voter:
     @property
     def has_authority(self) -> bool:
         return election.has_authority(self.state, clock())
+
+    def silent(self) -> List[int]:
+        """The voters whose answers are too old to count for the authority of this head."""
+        state, since = self.state, clock() - SHORTER * self.state.config.lease
+        return [node for node in sorted(state.voters - {state.config.node}) if state.acknowledged[node] <= since]
 
     @property
     def is_current(self) -> bool:

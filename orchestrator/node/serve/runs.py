@@ -12,7 +12,8 @@ from . import other_users, run_queue
 
 SCRIPT_MOST = 200  # characters
 LEDGER_MOST = 20  # ended runs
-STATES = {AttemptPhase.PREPARED: "starting", AttemptPhase.RUNNING: "running", AttemptPhase.EXITED: "stopping"}
+STATES = {AttemptPhase.PREPARED: "starting", AttemptPhase.RUNNING: "running", AttemptPhase.EXITED: "waiting"}
+"""Of a host by itself. With its ranks ended, it waits for the other hosts, or for those that were lost."""
 
 
 def describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
