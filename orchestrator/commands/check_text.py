@@ -16,6 +16,7 @@ from ..output.finding import SEVERITIES, Finding
 from ..output.terminal import RESET
 from ..plan.plan import Node, Plan, resolve, world_size
 from ..runs import deep, mesh
+from ..runs.bandwidths import AS_FAST
 from ..runs.mesh import Network
 from ..ui import host_table
 
@@ -199,4 +200,7 @@ def _describe_network(plan: Plan, network: Network) -> str:
     others = [
         f"{subnet.interface} {rates[subnet.address]}" for subnet in network.subnets if subnet.address != head_address
     ]
-    return f"{interfaces}, {rates[head_address]}  (also shared: {', '.join(others)})"
+    return (
+        f"{interfaces}, {rates[head_address]} to the head, from all hosts at once  (also shared: {', '.join(others)}; "
+        f"{AS_FAST:.0%} of the best counts as equal)"
+    )

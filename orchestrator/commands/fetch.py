@@ -44,7 +44,7 @@ class RunOutputs:
     hosts: frozenset[str]
     key: Mapping[str, str]
     """`run_id`, or `name` if the record of the run was pruned: how to ask the hosts for it."""
-    incomplete: bool
+    unreachable: tuple[str, ...]
     """An unreachable host may have outputs too."""
     is_running: bool = False
     reader: str | None = None
@@ -87,7 +87,7 @@ def fetch(
             _make_folder(folder)
         downloads = _download_all(fleet, of_run, outputs, file_lists, confirm=not pattern)
     if not file_lists:
-        prefix = f"{fold(host.name for host in of_run)}: " if outputs.incomplete else ""
+        prefix = f"{fold(host.name for host in of_run)}: " if outputs.unreachable else ""
         console.note(
             f"{prefix}nothing to fetch: run {outputs.run} wrote no file to $DDP_ORCH_OUTPUT_DIR or next to its code"
         )
@@ -174,7 +174,8 @@ def _conclude(
     problem_lines = {host: one_line("; ".join(lines)) for host, lines in problems.items() if lines}
     for line in fold_messages(problem_lines):
         console.warning(line)
-    if outputs.incomplete:
+    if outputs.unreachable:
+        console.warning(f"files of {fold(outputs.unreachable)} may be missing; fetch again when all hosts answer")
         return UnreachableError.exit_code
     if failed:
         return combine(failed.values(), "").exit_code
@@ -193,7 +194,7 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
     listing = registry.find(fleet, inventory.hosts)
     warn_of_failures(listing.failed, console)
     warn_of_doubts(listing, console)
-    incomplete = bool(listing.failed)
+    unreachable = tuple(sorted(listing.failed))
     try:
         run = registry.choose(listing, run_name, inventory.path)
     except (UsageError, UnreachableError):  # its record may have been pruned; outputs are kept
@@ -206,13 +207,13 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
         hosts_with_files = frozenset(host for host, (listing,) in answers.done.items() if listing.files)
         if not hosts_with_files:
             raise
-        return RunOutputs(run_name, run_name, hosts_with_files, {"name": run_name}, incomplete)
+        return RunOutputs(run_name, run_name, hosts_with_files, {"name": run_name}, unreachable)
     answered = listing.answered | {host for host in run.hosts if host == run.witness}  # it has no outputs
     warn_of_unasked_hosts(run, replace(listing, answered=answered), console)
     first = next(iter(run.nodes or run.parts))
     reader = first if run.parts[first].shared_output else None
     hosts, key = frozenset(run.parts), {"run_id": run.run_id}
-    return RunOutputs(run.run_id, _default_folder(run), hosts, key, incomplete, run.unfinished, reader)
+    return RunOutputs(run.run_id, _default_folder(run), hosts, key, unreachable, run.unfinished, reader)
 
 
 def _list_sources(session: Session, arguments: Arguments, sources: list[Source]) -> list[SourceListing]:

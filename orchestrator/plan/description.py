@@ -25,7 +25,7 @@ AUTO_VALUES = {
     "attempt": "1",
     "threads": "auto",
 }
-AUTO_PLACES = ("job_id", "threads", "hosts", "addresses", "address_lines", "tf_config")
+AUTO_PLACES = ("world_size", "job_id", "threads", "hosts", "addresses", "address_lines", "tf_config")
 
 
 def as_text(plan: Plan) -> str:
@@ -104,12 +104,13 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
     if node.host.interface != "auto":
         values["interface"] = values["nccl_interface"] = node.host.interface
     agent = [word.format_map(values) for word in plan.launcher.agent]
-    command = list(node.command)
+    command, launcher_env = list(node.command), {}
     if plan.launcher.scope == "host":
         words = node.command[1 + find_script_arguments(node.command[1:]) :]
         of_host = {"nproc_per_node": str(node.nproc), "host": node.host.name, "python": node.host.python}
         of_run = {**values, **of_host, "run": plan.name, **dict.fromkeys(AUTO_PLACES, "auto")}
         command = launchers.host_words(plan.launcher, words, of_run, first=number == 0)
+        launcher_env = launchers.host_env(plan.launcher, of_run)
     elif (bare := without_program(node.command)) != node.command:
         command = list(bare)
     elif not plan.launcher.agent:
@@ -126,7 +127,7 @@ def _node_as_dict(plan: Plan, number: int) -> dict[str, Any]:
         # torchrun starts the rank-exec shim, which becomes the command: torchrun never parses the command's own argv
         "agent": _agent(node.host.python, agent),
         "command": command,
-        "env": {**auto_env, **node.env, **dict.fromkeys(plan.secrets, MASK)},
+        "env": {**auto_env, **launcher_env, **node.env, **dict.fromkeys(plan.secrets, MASK)},
         "container": node.host.container.image if has_image(node.host.container) else None,
         "workdir": node.host.workdir,
         "sends": f"code {plan.code.sha256[:12]}" if plan.code and gets_code(plan, node) else None,

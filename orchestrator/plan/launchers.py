@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ..errors import UsageError
 from ..inventory.launcher_rows import COMMAND
 from ..inventory.model import Inventory
+from ..node.ranks.placeholders import host_environment
 
 
 @dataclass(frozen=True)
@@ -290,12 +291,18 @@ def agent_argv(launcher: Launcher, torch: str | None) -> tuple[str, ...]:
 
 def host_words(launcher: Launcher, words: Sequence[str], values: Mapping[str, str], *, first: bool) -> list[str]:
     """What a launcher of scope host starts, as far as it is known before the start."""
-
-    def fill_in(word: str) -> str:
-        return re.sub(r"(?<![${])\{([a-z_]+)\}", lambda match: values.get(match[1], match[0]), word)
-
     template = launcher.argv if first else (*launcher.argv, *launcher.worker)
-    return [fill_in(each) for word in template for each in (words if word == COMMAND else (word,))]
+    return [_fill_in(each, values) for word in template for each in (words if word == COMMAND else (word,))]
+
+
+def host_env(launcher: Launcher, values: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a launcher of scope host sets, as far as they are known before the start."""
+    known = host_environment(dict(values))
+    return {**known, **{name: _fill_in(value, values) for name, value in launcher.env.items()}}
+
+
+def _fill_in(word: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"(?<![${])\{([a-z_]+)\}", lambda match: values.get(match[1], match[0]), word)
 
 
 def choose(inventory: Inventory) -> Launcher:
