@@ -184,8 +184,15 @@ def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:
     """
     full = Path(os.path.normpath(folder / path))
     top = next((parent for parent in (folder, *folder.parents) if git.has_repository(parent)), folder)
-    if not os.path.lexists(full) or not full.is_relative_to(top) or full == top:
+    if not os.path.lexists(full) or full == top:
         return None
+    if not full.is_relative_to(top):
+        if os.path.isabs(path) or full in top.parents:
+            return None  # of the hosts, or a word such as `..`
+        return (
+            f"{shown(path)} exists on this machine but is not sent: it is not in {shown(top)}. Copy it to a folder "
+            "of the hosts, and give its absolute path there; or run `git init` in a folder that has both"
+        )
     inner = os.path.relpath(full, top)
     if _CREDENTIAL.search(inner):
         why = "its name is that of a credential"

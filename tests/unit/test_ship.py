@@ -947,8 +947,10 @@ def test_why_a_file_that_exists_is_not_sent(project: Path) -> None:
     git(project, "add", "-f", "x.bin")
     assert why(project, "x.bin") == ""  # tracked: it is sent
     assert "credential" in why(project, "data/.env")
-    for path in ("missing.bin", "../outside.bin", "/etc/passwd", ".", ""):
+    for path in ("missing.bin", "../outside.bin", "/etc/passwd", ".", "..", ""):
         assert why(project, path) == ""
+    put(project.parent / "outside.bin")
+    assert str(project) in why(project, "../outside.bin")
 
 
 def test_the_commit_is_known_and_how_many_files_differ_from_it(project: Path) -> None:
