@@ -45,7 +45,11 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
     if has_left:
         console.note(f"{host_name} has left run {run.run_id}")
         return 0
-    raise UnreachableError(f"{host_name} has not confirmed that it has left run {run.run_id}")
+    describe = advice.about(run, lookup.listing.runs, inventory.path).command("describe")
+    raise UnreachableError(
+        f"{host_name} has not left run {run.run_id} yet. It does as soon as the head and enough other hosts answer; to "
+        f"look at them: {describe}"
+    )
 
 
 def _have_answered(host_name: str, run_name: str | None, path: str, listing: registry.Listing) -> bool:

@@ -187,7 +187,7 @@ def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:
     if not os.path.lexists(full) or full == top:
         return None
     if not full.is_relative_to(top):
-        if os.path.isabs(path) or full in top.parents:
+        if Path(path).is_absolute() or full in top.parents:
             return None  # of the hosts, or a word such as `..`
         return (
             f"{shown(path)} exists on this machine but is not sent: it is not in {shown(top)}. Copy it to a folder "
