@@ -115,11 +115,15 @@ def _show(
     find_source = local_code.finder(run.run_id, started.code if started else None, failed_at)
     _print(diagnosis, as_json, mask, about, find_source)
     if not as_json and (run.unfinished or not diagnosis.findings):
-        hang = (
-            f". If it hangs: {about.command('top')} shows which ranks are silent. With run.stall_timeout, ddp-orch "
-            "stops a silent run and logs the stacks of all ranks."
-        )
-        console.note(f"run {run.run_id} {ENDED.get(run.state, f'is {run.state}')}" + (hang if run.unfinished else ""))
+        what_to_do = ""
+        if run.state == "waiting":
+            what_to_do = f" for hosts that were lost. When they are up again: {about.command('revive')}"
+        elif run.unfinished:
+            what_to_do = (
+                f". If it hangs: {about.command('top')} shows which ranks are silent. With run.stall_timeout, ddp-orch "
+                "stops a silent run and logs the stacks of all ranks."
+            )
+        console.note(f"run {run.run_id} {ENDED.get(run.state, f'is {run.state}')}{what_to_do}")
 
 
 def diagnose_logs(paths: Sequence[str], as_json: bool, since: str | None = None, until: str | None = None) -> int:

@@ -47,7 +47,9 @@ def render_text(
     above = [f"{_BOLD_RED}{headline}{RESET}" if colour else headline, *message]
     below = [read_more] if read_more else []
     below += [_headline("perhaps also", finding) for finding in diagnosis.findings[1:2]]
-    below += [_headline(*cause) for cause in causes[1 : 1 + MAX_EARLIER]]
+    before = causes[1:]  # the newest first; what the run began to fail with is shown always
+    shown = before if len(before) <= MAX_EARLIER else [*before[: MAX_EARLIER - 1], before[-1]]
+    below += [_headline(*cause) for cause in shown]
     below += _summarise_consequences(diagnosis.consequences)
     for_fix = MAX_LINES - len(above) - len(below) - LEAST_EVIDENCE
     below = _wrap(first.fix, columns, "  fix: ", max(MAX_PARAGRAPH, min(MAX_FIX, for_fix))) + below

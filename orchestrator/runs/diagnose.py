@@ -86,7 +86,8 @@ def gather_and_diagnose(
     known = {line.attempt for line in lines if not span.is_limited or line.attempt in failed_in_span}
     known |= {number for number in failed_in_span if number is not None}  # also those whose lines are not the last ones
     drained = {line.attempt for line in lines if line.stream == "agent" and DRAINS.match(line.text)}
-    ended = sorted(number for number in known - drained if number <= newest_ended)[-MAX_EARLIER_ATTEMPTS:]
+    ended = sorted(number for number in known - drained if number <= newest_ended)
+    ended = [*ended[:1], *ended[1:][1 - MAX_EARLIER_ATTEMPTS :]]
     earlier = tuple((number, diagnose_earlier_attempt(lines, evidence, number, same_code)) for number in ended)
     return replace(diagnosis, earlier=earlier)
 

@@ -376,3 +376,13 @@ def test_a_fix_is_shown_whole_or_ends_in_dots(columns: int, words: int) -> None:
     assert shown == fix or (shown.endswith(" ...") and fix.startswith(shown[:-4]))
     assert (shown == fix) == (words < 400)
     assert len(lines) <= 12 and any("ValueError" in line for line in lines)
+
+
+@pytest.mark.parametrize(("attempts", "shown"), [(1, [1]), (2, [2, 1]), (5, [5, 1])])
+def test_of_many_failed_attempts_the_newest_and_the_first_are_named(attempts: int, shown: list[int]) -> None:
+    def failed(number: int) -> Finding:
+        return Finding("error", "host-lost" if number == 1 else "cuda-oom", ("a",), "x", "y", confidence="low")
+
+    earlier = tuple((number, failed(number)) for number in range(1, attempts + 1))
+    lines = render_text(Diagnosis((failed(attempts + 1),), (), earlier), 80)
+    assert [int(found[1]) for line in lines if (found := re.match(r"attempt (\d+) failed: ", line))] == shown
