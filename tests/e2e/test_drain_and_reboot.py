@@ -15,7 +15,7 @@ def events(lab: Lab, run_id: str) -> str:
     return orch(lab, "events", run_id).stdout
 
 
-@pytest.mark.parametrize("command", [("wait",), ("logs", "-f")], ids="-".join)
+@pytest.mark.parametrize("command", [("wait",), pytest.param(("logs", "-f"), marks=pytest.mark.full)], ids="-".join)
 def test_a_rebooted_host_comes_back_although_another_one_was_drained(lab4: Lab, command: tuple[str, ...]) -> None:
     options = {"launcher": "direct", "nnodes": "1:4", "max_restarts": 5, "lease": 3}
     inventory = lab4.inventory(run=options)

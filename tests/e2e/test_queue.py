@@ -177,7 +177,7 @@ def test_a_queued_run_whose_hosts_answer_late_is_taken_out_of_the_queue_by_its_n
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("starts", [True, False], ids=["starts", "is-killed"])
+@pytest.mark.parametrize("starts", [True, pytest.param(False, marks=pytest.mark.full)], ids=["starts", "is-killed"])
 def test_wait_of_a_queued_run_waits_for_its_start_and_its_end(lab3: Lab, inventory: Path, starts: bool) -> None:
     begin(lab3, inventory, "first", "node-0,node-1")
     second = Queued(lab3, inventory, "second", "node-1,node-2")
