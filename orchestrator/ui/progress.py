@@ -7,6 +7,7 @@ imports rich.
 from __future__ import annotations
 
 import contextlib
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ ROWS = 16
 NAMED = 4
 """Maximum number of hosts named per phase: those that have been in it longest."""
 
+REASON = 100  # characters of one in a line; the command says the rest at its end
 WAITING, DONE, FAILED = "waiting", "done", "failed"
 
 
@@ -196,7 +198,8 @@ def line(rows: Sequence[Row], seconds: float) -> str:
     """`61 of 64 hosts done after 10 s; connecting: gpu-17; failed: gpu-33: connect: no answer in time`."""
     parts = [f"{_count(rows)} after {seconds:.0f} s"]
     parts += [f"{phase}: {fold(row.host for row in some)}" for phase, some in _by_phase(rows).items()]
-    if failures := fold_messages({row.host: row.failure for row in rows if row.failure}):
+    reasons = {row.host: textwrap.shorten(row.failure, REASON, placeholder=" ...") for row in rows if row.failure}
+    if failures := fold_messages(reasons):
         parts.append(f"failed: {'; '.join(failures)}")
     return "; ".join(parts)
 
