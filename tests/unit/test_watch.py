@@ -70,4 +70,4 @@ def test_a_hosts_words_make_no_lines_of_ours(key: str) -> None:
     assert not any(line.startswith("error: EVIL") for line in concluded(a=hostile)[1])
     killed = {"state": "killed", "first_failure": None, "stopped_by": "ann\nerror: EVIL"}
     code, lines = concluded(a=killed)
-    assert code == 130 and lines[0].endswith(" ann error: EVIL")
+    assert code == 130 and " ann error: EVIL" in lines[0]
