@@ -142,9 +142,12 @@ def test_the_commands_that_up_prints_work_where_it_was_called(lab2: Lab) -> None
     try:
         follow = ok(orch(lab2, *up)).stderr.rstrip("\n").rpartition(": ")[2]
         assert follow == "ddp-orch logs -f nightly -i 'my big.yaml'"
-        looked = lab2.run(["bash", "-c", f"timeout -s INT 3 {follow}"], cwd=folder, timeout=60)
-        assert "rank 0 count 0" in looked.stdout
-        assert "ddp-orch kill nightly -i 'my big.yaml'" in looked.stderr
+        follows = lab2.popen(
+            ["bash", "-c", f"exec {follow}"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert follows.stdout and any("rank 0 count 0" in line for line in follows.stdout)
+        follows.send_signal(signal.SIGINT)
+        assert "ddp-orch kill nightly -i 'my big.yaml'" in follows.communicate(timeout=30)[1]
         listed = ok(orch(lab2, "ps", "--json"))  # of ./inventory.yaml
         assert json.loads(listed.stdout) == []
         ok(lab2.run(["bash", "-c", "ddp-orch kill nightly --grace 0"], cwd=folder, timeout=60))  # it is remembered

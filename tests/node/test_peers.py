@@ -33,7 +33,7 @@ class Recorder:
         self.key = key
         self.notify: dict[str, Any] = {}
         self.lines: list[str] = []
-        self.reported = {"attempt": 1, "waiting": False, "stop": None}
+        self.reported = {"attempt": 1, "waiting": False, "begun": 0, "stop": None}
         self.commands: list[str] = []
         self.permits: list[float] = []
         nodes = [{"host": f"host-{number}", "nproc": 1} for number in range(2)]
@@ -123,7 +123,7 @@ def test_a_head_that_was_late_hears_what_has_come_before_it_calls_anybody_lost(m
     assert phase(head) is NodePhase.JOINED
 
 
-STATUS = {"attempt": 0, "phase": "prepared", "failures": [], "outcome": None, "start": None, "stop": None}
+STATUS = {"attempt": 0, "begun": 0, "phase": "prepared", "failures": [], "outcome": None, "start": None, "stop": None}
 
 
 def say(head: HeadLink, node: Link, message: dict[str, Any]) -> None:
