@@ -206,4 +206,4 @@ def test_of_a_run_that_goes_on_fetch_says_so(tmp_path: Path) -> None:
     after_it = sum(line.startswith("run ") for line in orch(tmp_path, "fetch", "mine").stderr.splitlines())
     assert (while_running, after_it) == (1, 0)
     over = orch(tmp_path, "logs", "-f", "mine")
-    assert over.returncode == 130 and "ddp-orch up --name mine" in over.stderr
+    assert over.returncode == 130 and "ddp-orch restart mine" in over.stderr
