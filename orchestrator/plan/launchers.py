@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..errors import UsageError
 from ..inventory.launcher_rows import COMMAND
 from ..inventory.model import Inventory
-from ..node.ranks.placeholders import host_environment
+from ..node.ranks.host_variables import HOST_VARIABLES
 
 
 @dataclass(frozen=True)
@@ -297,8 +297,7 @@ def host_words(launcher: Launcher, words: Sequence[str], values: Mapping[str, st
 
 def host_env(launcher: Launcher, values: Mapping[str, str]) -> dict[str, str]:
     """The variables that a launcher of scope host sets, as far as they are known before the start."""
-    known = host_environment(dict(values))
-    return {**known, **{name: _fill_in(value, values) for name, value in launcher.env.items()}}
+    return {name: _fill_in(value, values) for name, value in {**HOST_VARIABLES, **launcher.env}.items()}
 
 
 def _fill_in(word: str, values: Mapping[str, str]) -> str:

@@ -199,4 +199,5 @@ def test_fetch_claims_nothing_of_a_host_that_it_could_not_ask(lab3: Lab) -> None
     lab3.hosts[2].cut()
     done = orch(lab3, "fetch", run_id, "-i", inventory)
     assert done.returncode == 4 and FAILURE in done.stderr
-    assert re.search(rf"^node-\[0-1\]: .*\b{run_id}\b", done.stderr.splitlines()[-1]), done.stderr
+    assert re.search(rf"^node-\[0-1\]: .*\b{run_id}\b", done.stderr, re.M), done.stderr
+    assert "node-2" in done.stderr.splitlines()[-1]

@@ -42,8 +42,8 @@ NODE_LAYERS = (
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 NODE_LEVEL = {room: level for level, rooms in enumerate(NODE_LAYERS) for room in rooms}
 
-SHARED = {"node", "node.serve.figures", "node.serve.unpack", "node.serve.wire"}
-"""What the controller imports of the node program: the protocol version, figures in lines, archives, frames."""
+SHARED = {"node", "node.ranks.host_variables", "node.serve.figures", "node.serve.unpack", "node.serve.wire"}
+"""What the controller imports of the node program: its version, variables of a host, figures, archives, frames."""
 
 PURE = ("inventory", "answers", "plan", "checks", "diagnosis", "output")
 OUTSIDE = {"os", "time", "random", "secrets", "socket", "subprocess", "threading"}

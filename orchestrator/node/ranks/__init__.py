@@ -2,6 +2,7 @@
 
 launch             argv and environment of each; the network interface of this host is chosen here
 placeholders       fills in the placeholders of a launcher
+host_variables     the variables of a command that is started once per host
 spawner            starts one process
 job                turns into a process of the run: environment, folder, output, then exec
 preloader          the process that has imported the modules of `run.preload` and forks ranks

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Set, Tuple
 from ..gang import gang_events
 from ..host import memory_folder, network, processes
 from . import placeholders
+from .host_variables import HOST_VARIABLES
 
 # Ask no name server; /etc/hosts is read. torchrun is given addresses only, but it looks up its own name and the names
 # of all peers, one after the other: with a server that does not answer, each takes a second.
@@ -175,7 +176,8 @@ def _once_per_host(
     ready = launcher["ready"] if order.node_rank == 0 else ""
     if ready:
         own[READY] = placeholders.fill_in(ready, values)
-    job = dict(rank, argv=argv, env={**environment, **placeholders.host_environment(values), **own})
+    of_host = {name: placeholders.fill_in(value, values) for name, value in HOST_VARIABLES.items()}
+    job = dict(rank, argv=argv, env={**environment, **of_host, **own})
     for channel in ("stdout", "stderr"):
         job[channel] = rank[channel].replace("*", str(order.first_rank))
     return Job("0", job)

@@ -74,23 +74,6 @@ def _of_all_hosts(order: gang_events.Run) -> Dict[str, str]:
     }
 
 
-def host_environment(values: Dict[str, str]) -> Dict[str, str]:
-    """What a command that is started once per host finds in its environment; PET_* are defaults of torchrun's flags."""
-    return {
-        "NNODES": values["nnodes"],
-        "NODE_RANK": values["node_rank"],
-        "NPROC_PER_NODE": values["nproc_per_node"],
-        "WORLD_SIZE": values["world_size"],
-        "MASTER_ADDR": values["master_addr"],
-        "MASTER_PORT": values["master_port"],
-        "PET_NNODES": values["nnodes"],
-        "PET_NODE_RANK": values["node_rank"],
-        "PET_NPROC_PER_NODE": values["nproc_per_node"],
-        "PET_MASTER_ADDR": values["master_addr"],
-        "PET_MASTER_PORT": values["master_port"],
-    }
-
-
 def host_argv(launcher: Dict[str, Any], words: List[str], values: Dict[str, str]) -> List[str]:
     """The words of the launcher around those of the user."""
     template = launcher["argv"] + (launcher["worker"] if values["node_rank"] != "0" else [])
