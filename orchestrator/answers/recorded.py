@@ -190,6 +190,21 @@ class Exited:
 
 
 @dataclass(frozen=True)
+class StartedFields:
+    at: UnixTime
+    node: NodeNumber
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class Started:
+    """The ranks of an attempt run on a host."""
+
+    event: Literal["Started"]
+    fields: StartedFields
+
+
+@dataclass(frozen=True)
 class NodeFields:
     at: UnixTime
     node: NodeNumber
@@ -242,7 +257,7 @@ class Stalled:
     fields: StalledFields
 
 
-_KNOWN = "StartRequested|PortFound|StopRequested|Failed|Exited|Lost|Restarted|Drain|Added|Stalled|Elected"
+_KNOWN = "StartRequested|PortFound|Started|StopRequested|Failed|Exited|Lost|Restarted|Drain|Added|Stalled|Elected"
 
 
 @dataclass(frozen=True)
@@ -252,7 +267,7 @@ class OtherEvent:
     event: Annotated[str, re.compile(rf"(?!({_KNOWN})$)[A-Za-z]{{1,40}}").fullmatch]
 
 
-Event = OtherEvent | AttemptOrdered | StopRequested | Failed | Exited | NodeEvent | Drain | Added | Stalled
+Event = OtherEvent | AttemptOrdered | Started | StopRequested | Failed | Exited | NodeEvent | Drain | Added | Stalled
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..answers import recorded
+from ..output.console import fold
 
 Kind = Literal["attempt", "failure", "end", "change", "request"]
 """An attempt began; something failed or was lost; a host has ended an attempt; the team changed; a person's request."""
@@ -28,17 +29,25 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
     leaving: set[int] = set()  # nodes that were drained
     ended: set[int] = set()  # those of them that have no rank any more
     lost_in: dict[int, int] = {}  # by node, the attempt in which it was lost, until it is back
+    ran_on: dict[int, set[int]] = {}  # by attempt, the nodes whose ranks were started
+    for event in events:
+        if isinstance(event, recorded.Started):
+            ran_on.setdefault(event.fields.attempt, set()).add(event.fields.node)
     kind: Kind
 
     def host(node: int) -> str:
         return hosts[node] if node < len(hosts) else ""
+
+    def attempt_hosts(attempt: int) -> str:
+        return fold(filter(None, map(host, ran_on.get(attempt, ()))))
 
     for event in events:
         match event:
             case recorded.AttemptOrdered():
                 attempt += 1
                 ended |= leaving
-                kind, what = "attempt", f"attempt {attempt} started"
+                where = attempt_hosts(attempt)
+                kind, what = "attempt", f"attempt {attempt} started{where and ' on '}{where}"
             case recorded.Failed(fields=failed):
                 last_line = f" ({failed.failure.said})" if failed.failure.said else ""
                 kind, what = "failure", f"{host(failed.node)}: {failed.failure.what}{last_line}"
@@ -72,7 +81,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 kind, what = "failure", f"no output from any rank for {stalled.quiet:.0f} s"
             case recorded.StopRequested(fields=stopped):
                 kind, what = "request", f"stopped by {stopped.by}"
-            case recorded.OtherEvent():
+            case recorded.Started() | recorded.OtherEvent():
                 continue
         result.append(Entry(event.fields.at, kind, what))
     return result

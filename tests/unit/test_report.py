@@ -149,6 +149,22 @@ def test_a_lost_host_that_returns_has_failed_in_no_later_attempt() -> None:
     assert "attempt 3" in ends[2]
 
 
+def test_an_attempt_names_the_hosts_on_which_it_started() -> None:
+    told = records()
+    told["gpu-0"]["events"] = [
+        event("StartRequested", 1000.0),
+        event("Started", 1001.0, node=0, attempt=1),
+        event("Started", 1001.0, node=1, attempt=1),
+        event("Lost", 1010.0, node=1),
+        event("PortFound", 1012.0, port=2),
+        event("Started", 1013.0, node=2, attempt=2),
+        event("Started", 1013.0, node=0, attempt=2),
+    ]
+    known = decode(Record, told["gpu-0"], "record")
+    entries = timeline.entries(known.events, ["gpu-0", "gpu-1", "gpu-2"])
+    assert [one.what.rpartition(" ")[2] for one in entries if one.kind == "attempt"] == ["gpu-[0-1]", "gpu-[0,2]"]
+
+
 def test_a_drained_host_is_not_said_to_be_lost() -> None:
     told = records()
     told["gpu-0"]["events"] = [
