@@ -34,6 +34,7 @@ FINISH_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGURG)
 """By which batch systems announce the end of a job. SIGURG is that of LSF's documentation (`bsub -wa URG`)."""
 STOP_WINDOW = 10.0  # s for the stop request to reach all hosts when nobody reads the output any more
 MAX_COMMAND = 60  # columns before the purpose of a command
+MAX_COLUMNS = 1000  # where the output is no terminal
 OUTCOMES = {
     "succeeded": 0,
     "failed": RunFailed.exit_code,
@@ -315,9 +316,16 @@ def _advise(
         commands[about.command("fetch")] = f"download the outputs{f', in {shared} on its hosts' if shared else ''}"
     if has_outputs and verdict.state != "succeeded":
         commands[resume] = "resume, after a fix" if verdict.state == "failed" else "resume"
+    console.note("\n".join(["next:", *with_purposes(commands, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)]))
+
+
+def with_purposes(commands: Mapping[str, str], columns: int) -> list[str]:
+    """Each command with its purpose behind it, or above it where a line would be wider than the terminal."""
     width = min(MAX_COMMAND, max(map(len, commands)))
     lines = [f"  {command:{width}}  # {purpose}" for command, purpose in commands.items()]
-    console.note("\n".join(["next:", *lines]))
+    if max(map(len, lines)) <= columns:
+        return lines
+    return [line for command, purpose in commands.items() for line in (f"  # {purpose}", f"  {command}")]
 
 
 def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs]) -> str:

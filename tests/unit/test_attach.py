@@ -1,4 +1,4 @@
-"""By which signals `up` saves a snapshot and stops the run that it follows."""
+"""By which signals `up` saves a snapshot and stops the run that it follows, and what it says at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from orchestrator.runs.attach import finish_signals
+from orchestrator.runs.attach import finish_signals, with_purposes
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,11 @@ from orchestrator.runs.attach import finish_signals
 def test_sigterm_stops_a_run_only_in_a_batch_job(environment: dict[str, str], is_last_word: bool) -> None:
     assert (signal.SIGTERM in finish_signals(environment)) is is_last_word
     assert {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGURG} <= set(finish_signals(environment))
+
+
+def test_a_command_is_never_broken_by_its_purpose() -> None:
+    resume = "ddp-orch up inventory.yaml --name tune -- train.py --lr 0.1 --epochs 30"
+    commands = {"ddp-orch report": "curves", resume: "resume"}
+    narrow = with_purposes(commands, 80)
+    assert f"  {resume}" in narrow and max(map(len, narrow)) <= 80
+    assert [line.split("  # ")[0].strip() for line in with_purposes(commands, 120)] == list(commands)
