@@ -224,3 +224,20 @@ def test_a_host_that_was_drained_does_not_vote_any_more(runs: Runs, tmp_path: An
     lose(run, 0)
     everybody_works(run, 3, 1, 2)
     run.stop(1, grace=0.0)
+
+
+def test_a_host_may_be_added_after_another_was_drained(runs: Runs, tmp_path: Any) -> None:
+    """Of the two that are left only the head votes, so it has a majority for the request at once."""
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), options=electing("1:3"))
+    everybody_works(run, 1, 0, 1, 2)
+    at_head = run.hosts[0].session
+    assert at_head.request("drain", {"run_id": run.run_id, "node": 1, "by": "ann"})["accepted"]
+    everybody_works(run, 2, 0, 2)
+    log = run.folder() / "gang.jsonl"
+    wait_until(lambda: re.search(r'"nodes": ?\[0\]', log.read_text()), 30, "only the head votes")
+    added = {"run_id": run.run_id, "host": "host-3", "nproc": 1, "by": "ann"}
+    assert at_head.request("add", added)["node"] == 3
+    assert at_head.request("drain", {"run_id": run.run_id, "node": 2, "by": "ann"})["accepted"]
+    end.touch()
+    wait_until(lambda: run.record("exit.json"), 30, "the run ends")

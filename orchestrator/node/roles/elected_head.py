@@ -197,8 +197,8 @@ class ElectedHead(HeadLink):
     def _answer_requests(self) -> None:
         if not self._undecided:
             return
-        committed = self._voter.state.committed if self._voter.is_current else 0
-        for request, length in [undecided for undecided in self._undecided if undecided[1] <= committed]:
+        applied = self._entries.applied
+        for request, length in [undecided for undecided in self._undecided if undecided[1] <= applied]:
             self._undecided.remove((request, length))
             answer = team_requests.answer_of(request, self._entries.committed)
             self._recorder.command({"do": "team answer", "id": request["id"], "answer": answer})

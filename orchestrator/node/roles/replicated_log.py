@@ -35,7 +35,7 @@ class ReplicatedLog:
         self.state = self.committed = begun
         self._length = 0  # of the log, as far as `state` has it
         self._known = voter.state.length  # entries that were carried out before, by this node or by an earlier head
-        self._applied = 0
+        self.applied = 0  # so many entries are in `committed`
         self._decided_at = float("-inf")
         self._read()
 
@@ -114,12 +114,12 @@ class ReplicatedLog:
 
     def apply_committed(self) -> None:
         """Carry out what follows from entries that a majority has by now."""
-        while self._voter.is_current and self._applied < self._voter.state.committed:
-            (event,) = self._events(self._applied, self._applied + 1)
-            self._applied += 1
+        while self._voter.is_current and self.applied < self._voter.state.committed:
+            (event,) = self._events(self.applied, self.applied + 1)
+            self.applied += 1
             before = self.committed
             self.committed, actions = gang.step(before, event)
             if before.phase is Phase.OVER:
                 self.state = self.committed
-            if self._applied > self._known:
+            if self.applied > self._known:
                 self._apply(before, self.committed, actions)
