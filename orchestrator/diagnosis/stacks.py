@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from . import hangs
 from .dumps import HangCause
+from .tracebacks import LoggedException
 from .transcript import LogLine
 
 HEADER = re.compile(
@@ -19,13 +20,14 @@ HEADER = re.compile(
     r"(?:its stacks follow|no st)"
 )
 PY_SPY = re.compile(r"Process (?P<pid>\d+): ")
-THREAD = re.compile(r'(?P<main>Current thread 0x|Thread .*: "MainThread")|Thread ')
+THREAD = re.compile(r'(?P<main>Thread .*: "MainThread")|(?:Current thread|Thread) ')
 FRAME = re.compile(
     r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)|'
     r"    (?P<name2>\S.*) \((?P<file2>[^()]+):(?P<line2>\d+)\)"
 )
+PLACE = re.compile(r'File "(.+)", line (\d+), in (.+)')
 REST = re.compile(
-    r"Fatal Python error: Aborted|Current thread's C stack|  Binary file |Extension modules: |  \.\.\.|Python v|$"
+    r"Fatal Python error: Aborted|Current thread's C stack|  Binary file |  <|Extension modules: |  \.\.\.|Python v|$"
 )
 # a process that only waits for those that it has started
 LAUNCHER = re.compile(
@@ -35,10 +37,12 @@ INSTALLED = re.compile(
     r"(?:site|dist)-packages|/lib/python\d|<frozen|^torch/|^(?:threading|queue|selectors|socket)\.py$"
 )
 WAITING = re.compile(r"\btorch/(?:distributed|nn/parallel|autograd|_tensor)\b")
+RESOURCES = re.compile(r"\bmultiprocessing/resource_tracker\.py$")
 STOPPED, ON_A_DISK = {"T", "t"}, "D"
 EVIDENCE_RANKS = 4
 
 
+MEETING = "init_process_group"
 Frame = tuple[str, str, str]
 """(file, line, function)"""
 
@@ -67,6 +71,8 @@ class Stack:
             for file, _, name in self.frames
             if WAITING.search(file) and (match := hangs.OPERATION.search(f"in {name}"))
         ]
+        if not names and any(name == MEETING and WAITING.search(file) for file, _, name in self.frames):
+            return MEETING
         return "backward" if "backward" in names else names[-1] if names else None
 
     @property
@@ -119,6 +125,7 @@ def _begin_stack(line: LogLine, with_py_spy: bool) -> Stack | None:
 def _choose_stack(family: Sequence[Stack]) -> Stack:
     """The rank's own stack, or that of its child that trains, where the rank is only its launcher."""
     own, *children = sorted(family, key=lambda stack: stack.child)  # py-spy shows the rank itself first
+    children = [child for child in children if not any(RESOURCES.search(frame[0]) for frame in child.frames)]
     if own.operation is not None or not own.waits_for_children:
         return own
     of_children = [stack for stack in children if stack.frames]
@@ -130,21 +137,45 @@ def _is_part(text: str) -> bool:
 
 
 def _main_frames(texts: Sequence[str]) -> tuple[Frame, ...]:
-    """Those of the main thread."""
-    frames: list[Frame] = []
-    in_main = False
+    """Those of the main thread: py-spy names it; faulthandler begins with the newest thread, so it is the last.
+
+    faulthandler's current thread is the one that got the signal, which may be any.
+    """
+    threads: list[list[Frame]] = []
+    main: list[Frame] | None = None
     for text in texts:
         if thread := THREAD.match(text):
-            in_main = thread["main"] is not None
-        elif in_main and (match := FRAME.match(text)):
+            threads.append([])
+            main = threads[-1] if thread["main"] else main
+        elif threads and (match := FRAME.match(text)):
             values = match.groupdict()
             file, line, name = (values[key] or values[f"{key}2"] for key in ("file", "line", "name"))
-            frames.append((file, line, name))
-    return tuple(frames)
+            threads[-1].append((file, line, name))
+    return tuple(main if main is not None else threads[-1] if threads else ())
+
+
+def go_back(found: Sequence[Stack], exceptions: Sequence[LoggedException]) -> list[Stack]:
+    """The stacks, but of a rank that had lost a peer before: where it was then.
+
+    The hosts do not stop their ranks at one moment: the end of the first ends collectives of the others.
+    """
+    lost_a_peer = [each for each in exceptions if hangs.PEER_GONE.search(each.text) and not each.ignored]
+    before = {(each.line.rank, each.line.attempt): _frames_of(each) for each in reversed(lost_a_peer)}
+    frames = {stack.rank: before.get((stack.rank, stack.line.attempt)) for stack in found}
+    return [replace(stack, frames=frames[stack.rank] or stack.frames) for stack in found]
+
+
+def _frames_of(exception: LoggedException) -> tuple[Frame, ...]:
+    matches = map(PLACE.match, reversed(exception.places))
+    return tuple((match[1], match[2], match[3]) for match in matches if match)
 
 
 def find_hang_cause(stacks: Sequence[Stack]) -> tuple[HangCause, LogLine] | None:
     """The cause, and the line that shows it."""
+    meeting = [stack for stack in stacks if stack.operation == MEETING]
+    if meeting and len(meeting) == len([stack for stack in stacks if stack.frames]):
+        why = "all ranks wait in init_process_group: does the script set MASTER_ADDR, RANK or WORLD_SIZE itself?"
+        return _cause("worker-never-arrived", [], meeting, why)
     waiting = [stack for stack in stacks if stack.operation is not None]
     absent = [stack for stack in stacks if stack.operation is None and stack.frames]
     stopped = [stack for stack in stacks if stack.state in STOPPED]

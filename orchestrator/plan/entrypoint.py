@@ -80,6 +80,7 @@ def find(
     warnings = (
         *_check_mpi(inventory, snapshot, (script, *args)),
         *_warn_of_ranks_alone(hosts, snapshot, module=module),
+        *_warn_of_own_launchers(hosts, snapshot, module=module),
         *_warn_of_unsent(args, snapshot, inventory_folder),
     )
     snapshot = replace(snapshot, warnings=(*snapshot.warnings, *warnings))
@@ -273,6 +274,23 @@ def _warn_of_ranks_alone(hosts: Sequence[Host], snapshot: ship.Snapshot, *, modu
             f"{snapshot.script} does not use torch.distributed, so each rank trains a model of its own, on all of the "
             "data. What to change: docs/guides/two-boxes.md"
         )
+
+
+def _warn_of_own_launchers(hosts: Sequence[Host], snapshot: ship.Snapshot, *, module: bool) -> Iterator[str]:
+    """Warnings if the script does itself what ddp-orch has done before it starts, as many tutorials do."""
+    script, folder = _script_of(snapshot, module=module)
+    for found in python_files.find_own_launchers(script, folder):
+        place = f"{os.path.relpath(found.path, folder)}:{found.line}"
+        if found.what == "address" and len(hosts) > 1:
+            yield (
+                f"{place} names {found.value} as the address of rank 0, which is on one host only. Remove the line: "
+                "ddp-orch sets MASTER_ADDR and MASTER_PORT"
+            )
+        if found.what == "spawn" and any(host.nproc_per_node != 1 for host in hosts):
+            yield (
+                f"{place} starts processes with {found.value}, but ddp-orch starts one for each GPU already. Call its "
+                'function directly, with int(os.environ["RANK"])'
+            )
 
 
 def has_old_local_rank(snapshot: ship.Snapshot | None, *, module: bool) -> bool:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 MAX_FILES = 500
 MAX_BYTES = 1 << 20  # of one file
@@ -34,6 +35,9 @@ _PLAIN = {
 _PLAIN |= {"matplotlib", "seaborn", "tqdm", "tensorboard", "tensorboardX", "wandb", "yaml", "einops", "h5py"}
 """Packages that do not connect the ranks. Others might."""
 _TOGETHER = re.compile(r"distributed|process_?group|dataparallel|fsdp|\bddp\b|rank\b|world_?size", re.IGNORECASE)
+_OWN_LAUNCHER = re.compile(r"MASTER_ADDR|init_method|spawn")
+_LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
+_SPAWN = re.compile(r"(?:mp|(?:torch\.)?multiprocessing)\.spawn")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,18 @@ class Import:
     line: int
     certain: bool
     """Whether every start of the script comes to it, as far as the code shows."""
+
+
+@dataclass(frozen=True)
+class OwnLauncher:
+    """A place where the script does what starts its ranks: it would undo that."""
+
+    path: Path
+    line: int
+    what: Literal["address", "spawn"]
+    """It names the address of rank 0; it starts processes."""
+    value: str
+    """That address; the function that starts them."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +100,41 @@ def trains_alone(script: Path, folder: Path) -> bool:
     return not any(_TOGETHER.search(source.text) for source in sources)
 
 
+def find_own_launchers(script: Path, folder: Path) -> Iterator[OwnLauncher]:
+    """Where every start of the script names this machine as that of rank 0, or starts ranks with mp.spawn."""
+    for source in _sources(script, folder):
+        if not _OWN_LAUNCHER.search(source.text):
+            continue
+        for node, certain in _nodes(source, script):
+            if not certain:
+                continue
+            match node:
+                case ast.Assign(
+                    targets=[ast.Subscript(value=mapping, slice=ast.Constant(value="MASTER_ADDR"))],
+                    value=ast.Constant(value=str(address)),
+                ) if ast.unparse(mapping).endswith("environ") and _LOOPBACK.fullmatch(address):
+                    yield OwnLauncher(source.path, node.lineno, "address", address)
+                case ast.keyword(arg="init_method", value=ast.Constant(value=str(url))) if (
+                    address := url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+                ) and _LOOPBACK.fullmatch(address):
+                    yield OwnLauncher(source.path, node.value.lineno, "address", address)
+                case ast.Call(func=ast.Attribute(attr="spawn") as function) if _SPAWN.fullmatch(ast.unparse(function)):
+                    yield OwnLauncher(source.path, node.lineno, "spawn", ast.unparse(function))
+
+
 def _imports_of(module: str, source: _Source, script: Path) -> Iterator[Import]:
     if module not in source.text:
         return
+    for node, certain in _nodes(source, script):
+        match node:
+            case ast.Import(names=names) if any(_is_in(name.name, module) for name in names):
+                yield Import(source.path, node.lineno, certain)
+            case ast.ImportFrom(module=str(name), level=0) if _is_in(name, module):
+                yield Import(source.path, node.lineno, certain)
+
+
+def _nodes(source: _Source, script: Path) -> Iterator[tuple[ast.AST, bool]]:
+    """The syntax tree, and of each node whether every start of the script comes to it."""
     try:
         tree = ast.parse(source.text)
     except (SyntaxError, ValueError, RecursionError):
@@ -99,16 +147,13 @@ def _imports_of(module: str, source: _Source, script: Path) -> Iterator[Import]:
     )  # of another file: which of them are called is not looked for
     called: set[str] = set()
 
-    def visit(node: ast.AST, certain: bool) -> Iterator[Import]:
+    def visit(node: ast.AST, certain: bool) -> Iterator[tuple[ast.AST, bool]]:
+        yield node, certain
         match node:
             case ast.Name(id=name) if certain and name in functions and name not in called:
                 called.add(name)
                 for statement in functions[name].body:
                     yield from visit(statement, True)
-            case ast.Import(names=names) if any(_is_in(name.name, module) for name in names):
-                yield Import(source.path, node.lineno, certain)
-            case ast.ImportFrom(module=str(name), level=0) if _is_in(name, module):
-                yield Import(source.path, node.lineno, certain)
             case ast.If(test=test) if _is_for_type_checkers(test):
                 return
             case ast.If(test=test):

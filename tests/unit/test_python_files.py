@@ -116,3 +116,49 @@ def test_a_script_for_one_gpu_is_started_with_a_warning(
     write(tmp_path, {"x.py": "import torch\n"})
     snapshot = entrypoint.find(model.parse(f"hosts: {hosts}\n", "i"), ("x.py",))[1]
     assert snapshot is not None and any("x.py" in warning for warning in snapshot.warnings) is told
+
+
+TUTORIAL = """
+import os, torch.distributed as dist, torch.multiprocessing as mp
+def setup(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "12355"
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+def train(rank, world_size):
+    setup(rank, world_size)
+if __name__ == "__main__":
+    mp.spawn(train, args=(2,), nprocs=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (TUTORIAL, {("address", 4), ("spawn", 10)}),
+        (
+            "dist.init_process_group('nccl', init_method='tcp://127.0.0.1:23456', rank=0, world_size=2)",
+            {("address", 1)},
+        ),
+        ("dist.init_process_group('nccl', init_method='env://')", set()),
+        ("if 'MASTER_ADDR' not in os.environ:\n    os.environ['MASTER_ADDR'] = 'localhost'", set()),
+        ("os.environ['MASTER_ADDR'] = args.address\nos.environ['MASTER_PORT'] = '29500'", set()),
+        ("if args.multiprocessing_distributed:\n    mp.spawn(main_worker)", set()),
+        ("def unused():\n    torch.multiprocessing.spawn(f)", set()),
+        ("torch.multiprocessing.spawn(f)", {("spawn", 1)}),
+    ],
+)
+def test_a_script_that_starts_its_ranks_itself_is_recognised(
+    text: str, found: set[tuple[str, int]], tmp_path: Path
+) -> None:
+    places = python_files.find_own_launchers(write(tmp_path, {"x.py": text}), tmp_path)
+    assert {(one.what, one.line) for one in places} == found
+
+
+@pytest.mark.parametrize(("hosts", "told"), [("[a, b]", 2), ("[{name: a, nproc_per_node: 1}]", 0)])
+def test_a_script_of_a_tutorial_is_started_with_warnings(
+    hosts: str, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"x.py": TUTORIAL})
+    snapshot = entrypoint.find(model.parse(f"hosts: {hosts}\n", "i"), ("x.py",))[1]
+    assert snapshot is not None and sum("x.py:" in warning for warning in snapshot.warnings) == told

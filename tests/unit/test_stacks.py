@@ -6,6 +6,7 @@ import re
 
 from orchestrator.diagnosis import stacks
 from orchestrator.diagnosis.dumps import HangCause
+from orchestrator.diagnosis.tracebacks import find_exceptions
 from orchestrator.diagnosis.transcript import LogLine
 
 
@@ -122,3 +123,61 @@ def test_only_the_first_attempt_counts_and_what_else_is_said_stays() -> None:
     between = said(1, "loss 0.1", 50)
     left, found = stacks.split_off([*first, *between, *second])
     assert left == between and [stack.line.attempt for stack in found] == [1]
+
+
+BARRIER = '  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 5356 in barrier'
+MEETS = (
+    '  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 1764 in init_process_group'
+)
+
+
+def threads(rank: int, *of_each: list[str], current: int | None = None, child: str = "") -> list[LogLine]:
+    """As faulthandler prints them: the newest thread first."""
+    texts = [f"ddp-orch: rank {rank}, {child}pid 9, state S: its stacks follow", "Fatal Python error: Aborted", ""]
+    for place, frames in enumerate(of_each):
+        texts += [f"{'Current thread' if place == current else 'Thread'} 0x0{place} (most recent call first):", *frames]
+    return said(rank, "\n".join([*texts, ""]), 100 * rank)
+
+
+def test_the_main_thread_is_the_last_one_whichever_got_the_signal() -> None:
+    pins = ['  File "/usr/lib/python3.11/threading.py", line 320 in wait']
+    for current in (None, 0, 1):
+        one = threads(0, pins, [BACKWARD, AT.format(32)], current=current)
+        other = threads(1, ["  <no Python frame>"], [BARRIER, AT.format(39)], current=current)
+        found = judged(one, other)
+        assert found.code == "uneven-inputs"
+        assert places(found) == [("1", "39", "main"), ("0", "32", "main", "backward")]
+
+
+def test_ranks_that_wait_for_each_other_at_the_start_are_no_time_out() -> None:
+    found = judged(*(threads(rank, [MEETS, AT.format(9)]) for rank in range(2)))
+    assert (found.code, found.rank, len(found.evidence)) == ("worker-never-arrived", None, 2)
+
+
+def test_the_tracker_of_multiprocessing_is_not_the_training() -> None:
+    tracker = [
+        '  File "/usr/lib/python3.11/multiprocessing/resource_tracker.py", line 239 in main',
+        '  File "<string>", line 1 in <module>',
+    ]
+    found = judged(*(
+        threads(rank, frames, child="child ")
+        for rank in range(2)
+        for frames in (tracker, [MEETS, AT.format(4)])
+    ), *(threads(rank, [JOIN, AT.format(30)]) for rank in range(2)))  # fmt: skip
+    assert found.code == "worker-never-arrived" and places(found)[0] == ("0", "4", "main")
+
+
+def test_a_rank_that_had_lost_its_peer_before_is_where_it_was_then() -> None:
+    text = """Traceback (most recent call last):
+  File "/home/ann/code/barrier.py", line 6, in main
+    dist.barrier()
+  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 5356, in barrier
+    work.wait()
+RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.77.0.2]:4371"""
+    leaves = '  File "/venv/lib/python3.11/site-packages/torch/library.py", line 665 in _del_library'
+    one, other = dump(0, "R", leaves), dump(1, "S", BACKWARD, AT.format(4))
+    exceptions = find_exceptions(said(0, text))
+    _, found = stacks.split_off([*one, *other])
+    result = stacks.find_hang_cause(stacks.go_back(found, exceptions))
+    assert result is not None and places(result[0])[0] == ("0", "6", "main")
+    assert stacks.go_back(found, ()) == found

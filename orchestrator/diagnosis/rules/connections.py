@@ -16,6 +16,7 @@ from ..transcript import LogLine
 ADDRESS = re.compile(
     r"while trying to connect to \(?(?P<host>[^,()]+), (?P<port>\d+)\)?|to host (?P<host2>[\w.:-]+):(?P<port2>\d+)"
 )
+LOCAL = re.compile(r"localhost|127\.[\d.]+|::1")
 TIMED_OUT = re.compile(
     r"client socket has timed out|TCP client failed to connect|failed to connect to (?:any|host)|connect\(\) timed out"
 )
@@ -65,7 +66,9 @@ def check_timeouts(suspects: Suspects, scene: Scene) -> Suspects:
     waited_for = CLIENTS_JOINED.search(scene.text) is not None
     confidence: Confidence = "medium"
     port = _port_not_configured(lines, scene)
-    if port is not None:
+    if len(scene.hosts) > 1 and all(_dials_itself(line) for line in lines):
+        code, why = "rdzv-endpoint-not-hosted", "each host dials itself: the script sets MASTER_ADDR"
+    elif port is not None:
         code, why = "ephemeral-ports-blocked", f"nobody configured port {port}"
     elif waited_for:
         code, why = "rdzv-port-blocked", "the head waited for clients, and one could not connect"
@@ -77,6 +80,11 @@ def check_timeouts(suspects: Suspects, scene: Scene) -> Suspects:
         confidence = "medium" if len(scene.hosts) > 1 else "low"
     line = lines[0]
     return (*suspects, Suspect(code, UNREACHED, line, line.rank, scene.host_of(line), confidence, why))
+
+
+def _dials_itself(line: LogLine) -> bool:
+    match = ADDRESS.search(line.text)
+    return match is not None and LOCAL.fullmatch((match["host"] or match["host2"]).strip("[]")) is not None
 
 
 def _port_not_configured(lines: Sequence[LogLine], scene: Scene) -> int | None:

@@ -120,7 +120,7 @@ def _suspect_by_dumps(scene: Scene) -> Suspects:
 
 
 def _suspect_by_stacks(scene: Scene) -> Suspects:
-    shown = stacks.find_hang_cause(scene.stacks)
+    shown = stacks.find_hang_cause(stacks.go_back(scene.stacks, scene.exceptions))
     if shown is None:
         return ()
     cause, line = shown
