@@ -18,7 +18,7 @@ from ..output.pipeline import Sink
 from ..runs import attach, registry
 from ..runs.follow import LogFilter
 from ..runs.status_line import READY
-from .context import find_run_early, load_inventory_of_run, make_mask, open_fleet, stderr_console
+from .context import command_to_resume, find_run_early, load_inventory_of_run, make_mask, open_fleet, stderr_console
 from .logs import make_view
 
 LOOK_AT_QUEUE = 2.0  # s between two looks at a run that has not started
@@ -72,7 +72,8 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
         except KeyboardInterrupt:
             console.note(f"the run continues; to stop it: {about.command('kill')}")
             raise
-        code = attach.conclude(run.run_id, about, run.all_nodes, view, console, resume="", show_outputs=False)
+        resume = command_to_resume(run, about)
+        code = attach.conclude(run.run_id, about, run.all_nodes, view, console, resume=resume, show_outputs=False)
         return code or int(ready)
 
 

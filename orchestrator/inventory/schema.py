@@ -78,7 +78,16 @@ class Section:
         return {key.name: key.kind.write(getattr(value, key.name)) for key in self.keys}
 
 
+_NO_KEYS = {
+    "run.name": "the name of a run is an option: ddp-orch up --name NAME",
+    "run.command": "set run.script and run.args, or give the command after `--`: ddp-orch up -- COMMAND",
+}
+"""What task files of other tools have, by key, and what it is here. A key of that name is in another section."""
+
+
 def _hint(name: str, section: Section) -> str:
+    if f"{section.name}.{name}" in _NO_KEYS:
+        return _NO_KEYS[f"{section.name}.{name}"]
     if any(name == key.name for key in FILE.keys):
         return "it belongs at the top level of the file"
     places = [other.name for other in (DEFAULTS, *SECTIONS) if any(name == key.name for key in other.keys)]

@@ -275,7 +275,7 @@ def conclude(
                 f"run {run_id} was stopped by {one_line(verdict.stopped_by or 'an unknown user')} (state: killed)"
             )
         case "lost":
-            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{_advise_new_head(verdict, parts, resume)}")
+            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{advise_after_lost_head(verdict, parts, resume)}")
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
     stray = {host: files for host, outcome in view.outcomes.items() if (files := outcome.stray_outputs)}
@@ -340,14 +340,23 @@ def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs]) -> str:
     )
 
 
-def _advise_new_head(verdict: Verdict, parts: Mapping[str, Part], resume: str) -> str:
+def advise_after_lost_head(verdict: Verdict, parts: Mapping[str, Part], resume: str) -> str:
     """How to resume after the head was lost; "" if another host was."""
-    if verdict.first_failure is None or verdict.first_failure.node != 0:
+    first = verdict.first_failure
+    if first is None or first.node != 0:
         return ""
-    part = next(iter(parts.values()))
+    others = {name: part for name, part in parts.items() if name != first.host and not part.is_witness}
+    with_outputs = [name for name, part in others.items() if part.outputs or part.shared_output]
+    if with_outputs:
+        return (
+            f"\n  to resume from the newest snapshot of the others, remove {first.host} from the inventory or set another "
+            f"`head` (such as {with_outputs[0]}), then run: {resume}"
+        )
+    if first.host in parts:  # it is up again
+        return f"\n  {first.host} answers again. To resume from its outputs, run: {resume}"
     return (
-        f"\n  to resume from the newest snapshot, remove {part.hosts[0]} from the inventory or set another `head` "
-        f"(such as {part.host}), then run: {resume}"
+        f"\n  the others have no outputs, so only {first.host} can have a snapshot. To resume from it when "
+        f"{first.host} is up again, run: {resume}"
     )
 
 

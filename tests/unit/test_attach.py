@@ -6,7 +6,11 @@ import signal
 
 import pytest
 
-from orchestrator.runs.attach import finish_signals, with_purposes
+from fake_relay import part_of
+
+from orchestrator.answers.decode import decode
+from orchestrator.answers.runs import Verdict
+from orchestrator.runs.attach import advise_after_lost_head, finish_signals, with_purposes
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,13 @@ def test_a_command_is_never_broken_by_its_purpose() -> None:
     narrow = with_purposes(commands, 80)
     assert f"  {resume}" in narrow and max(map(len, narrow)) <= 80
     assert [line.split("  # ")[0].strip() for line in with_purposes(commands, 120)] == list(commands)
+
+
+def test_after_a_lost_head_the_advice_is_about_who_has_a_snapshot() -> None:
+    first = {"host": "a", "node": 0, "rank": None, "what": "head lost", "at": 9.0, "lost": True}
+    verdict = decode(Verdict, {"state": "lost", "first_failure": first, "stopped_by": None}, "verdict")
+    empty, full = (part_of(node=1, host="b", hosts=["a", "b"], outputs=has) for has in (False, True))
+    head = part_of(node=0, host="a", hosts=["a", "b"], outputs=True)
+    for parts, named in (({"b": full}, "such as b"), ({"b": empty}, "only a"), ({"a": head, "b": empty}, "a answers")):
+        advice = advise_after_lost_head(verdict, parts, "ddp-orch restart x")
+        assert named in advice and advice.endswith(": ddp-orch restart x")

@@ -25,7 +25,7 @@ SIGNS: Tuple[Tuple[str, str], ...] = (
     ("disk-full", r"No space left on device|Disk quota exceeded"),
     ("filesystem-hung", r"Input/output error|Stale file handle"),
 )
-CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT", "SIGFPE")
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 
 
 def add(run_folder: str, record: Dict[str, Any], spec: Dict[str, Any]) -> None:
@@ -76,7 +76,8 @@ def code_of(failure: Dict[str, Any]) -> str:
         return "host-oom-killed" if failure.get("oom") else "worker-sigkilled"
     if failure.get("signal") in CRASHES:
         return "worker-segfault"
-    return "script-exception" if failure.get("exit_code") is not None else "unknown"
+    aborted = failure.get("signal") == "SIGABRT"  # by its own code: an exception in C++, an assertion
+    return "script-exception" if aborted or failure.get("exit_code") is not None else "unknown"
 
 
 def _append(path: str, line: str) -> None:
