@@ -275,7 +275,9 @@ def conclude(
                 f"run {run_id} was stopped by {one_line(verdict.stopped_by or 'an unknown user')} (state: killed)"
             )
         case "lost":
-            console.error(f"run {run_id} was lost: {_first_failure(verdict)}{advise_after_lost_head(verdict, parts, resume)}")
+            console.error(
+                f"run {run_id} was lost: {_first_failure(verdict)}{advise_after_lost_head(verdict, parts, resume)}"
+            )
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
     stray = {host: files for host, outcome in view.outcomes.items() if (files := outcome.stray_outputs)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 
 import pytest
-
 from fake_relay import part_of
 
 from orchestrator.answers.decode import decode
