@@ -351,8 +351,8 @@ def advise_after_lost_head(verdict: Verdict, parts: Mapping[str, Part], resume: 
     with_outputs = [name for name, part in others.items() if part.outputs or part.shared_output]
     if with_outputs:
         return (
-            f"\n  to resume from the newest snapshot of the others, remove {first.host} from the inventory or set another "
-            f"`head` (such as {with_outputs[0]}), then run: {resume}"
+            f"\n  to resume from the newest snapshot of the others, remove {first.host} from the inventory or set "
+            f"another `head` (such as {with_outputs[0]}), then run: {resume}"
         )
     if first.host in parts:  # it is up again
         return f"\n  {first.host} answers again. To resume from its outputs, run: {resume}"

@@ -50,6 +50,13 @@ def run(run_id: str, days: float, *, ended: bool = True, program: str | None = N
 
 
 @pytest.mark.usefixtures("program")
+def test_a_run_that_has_ended_elsewhere_is_removed_by_its_name_only() -> None:
+    ours, other = (run(run_id, 0, ended=False) for run_id in ("run-1", "run-2"))
+    answer = remove(["run-1"])
+    assert (answer["runs"], answer["left"], ours.exists(), other.exists()) == (["run-1"], 0, False, True)
+
+
+@pytest.mark.usefixtures("program")
 def test_a_run_that_is_named_is_removed_and_nothing_else() -> None:
     unused = folder(Path(state.base()) / "node-old", 99)
     runs = [run(f"run-{number}", number) for number in range(4)]

@@ -53,8 +53,11 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
 
 
 def remove(run_ids: Sequence[str], force: bool = False) -> Dict[str, Any]:
-    """Remove the ended runs with these ids, and nothing else. `force` and the answer: see `retire`."""
-    over = [run for home in state.homes() for run in _over(home)]
+    """Remove the ended runs with these ids, and nothing else. `force` and the answer: see `retire`.
+
+    Who asks knows that they have ended: this host may have been off then, so that it has no guard and no record of it.
+    """
+    over = [run for home in state.homes() for run in _over(home, run_ids)]
     return _remove_runs([folder for _, folder in over if os.path.basename(folder) in run_ids], over, force)
 
 
@@ -95,8 +98,11 @@ def _is_empty(home: str) -> bool:
     return not glob.glob(os.path.join(home, "runs", "*")) and not glob.glob(os.path.join(home, "out", "*"))
 
 
-def _over(home: str) -> List[Tuple[float, str]]:
-    """When each run that is over ended, and its folder. Without exit.json: when the folder was last written."""
+def _over(home: str, ended: Sequence[str] = ()) -> List[Tuple[float, str]]:
+    """When each run that is over ended, and its folder. Without exit.json: when the folder was last written.
+
+    `ended`: runs that are known to be over.
+    """
     finished = []
     for folder in glob.glob(os.path.join(home, "runs", "*")):
         if not state.RUN_ID.match(os.path.basename(folder)):
@@ -107,7 +113,7 @@ def _over(home: str) -> List[Tuple[float, str]]:
             at = float(record["at"]) if isinstance(record.get("at"), (int, float)) else 0.0
         elif not state.guarded(folder):
             last = max(_mtime(path) for path in [folder] + [os.path.join(folder, name) for name in os.listdir(folder)])
-            at = last if time.time() - last > UNFINISHED_AGE else None
+            at = last if time.time() - last > UNFINISHED_AGE or os.path.basename(folder) in ended else None
         if at is not None and not state.guarded(folder):
             finished.append((at, folder))
     return finished
