@@ -66,9 +66,11 @@ def test_a_run_that_is_named_is_removed_and_nothing_else() -> None:
 
 
 @pytest.mark.usefixtures("program")
-def test_a_run_that_has_not_ended_is_not_removed_by_its_name() -> None:
+def test_a_run_whose_guard_lives_is_not_removed_by_its_name() -> None:
     made = run("run-1", 0, ended=False)
-    assert remove(["run-1"])["runs"] == []
+    with (made / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert remove(["run-1"])["runs"] == []
     assert made.exists()
 
 
