@@ -365,6 +365,12 @@ def test_the_segment_that_is_being_written_is_kept_whatever_the_limit(tmp_path: 
     [
         (b"Traceback\nValueError: 7\n\n", "ValueError: 7"),
         (b"", ""),
+        (b"usage: train.py\n==========\n----\n", "usage: train.py"),
+        (
+            b"train.py FAILED\n-----\nRoot Cause (first observed failure):\n[0]:\n  time      : 2026-11-27_20:53:31\n"
+            b"  rank      : 2 (local_rank: 0)\n  exitcode  : 1 (pid: 77)\n  error_file: <N/A>\n=======\n",
+            "rank : 2 (local_rank: 0), exitcode : 1 (pid: 77)",
+        ),
         (
             b"step 3\nFatal Python error: Segmentation fault\n\nThread 0x7f (most recent call first):\n  <no frame>\n",
             "Fatal Python error: Segmentation fault",

@@ -100,6 +100,7 @@ def test_a_full_disk_costs_the_line_and_no_more(folder: str, monkeypatch: pytest
         ({"signal": "SIGSEGV", "requested": True}, "script-exception"),
         ({"signal": "SIGBUS"}, "worker-segfault"),
         ({"signal": "SIGABRT", "said": "  what():  [enforce fail at pair.cc] sizes differ"}, "script-exception"),
+        ({"rank": 2, "exit_code": None, "signal": None}, "script-exception"),
         ({}, "unknown"),
     ],
 )

@@ -76,8 +76,10 @@ def code_of(failure: Dict[str, Any]) -> str:
         return "host-oom-killed" if failure.get("oom") else "worker-sigkilled"
     if failure.get("signal") in CRASHES:
         return "worker-segfault"
-    aborted = failure.get("signal") == "SIGABRT"  # by its own code: an exception in C++, an assertion
-    return "script-exception" if aborted or failure.get("exit_code") is not None else "unknown"
+    if failure.get("exit_code") is not None or failure.get("signal") == "SIGABRT":
+        return "script-exception"  # its own code aborts: an exception in C++, an assertion
+    has_exited = failure.get("rank") is not None and failure.get("signal") is None  # only torchrun knows the exit code
+    return "script-exception" if has_exited else "unknown"
 
 
 def _append(path: str, line: str) -> None:

@@ -8,8 +8,10 @@ from typing import Any, Dict, Optional, Tuple
 from ..host.small_files import text_of
 
 
-def describe(status: int) -> Tuple[Optional[int], Optional[str]]:
-    """(exit code, signal name) of a wait status; one of the two is None."""
+def describe(status: Optional[int]) -> Tuple[Optional[int], Optional[str]]:
+    """(exit code, signal name) of a wait status; at least one of the two is None."""
+    if status is None:
+        return None, None
     if WIFSIGNALED(status):
         number = WTERMSIG(status)
         try:
@@ -26,16 +28,22 @@ def oom_kills() -> str:
 
 
 def record(
-    who: str, rank: Optional[int], status: int, pid: int, what: str, sent: Optional[int], oom_kills_before: str
+    who: str,
+    rank: Optional[int],
+    status: Optional[int],
+    pid: int,
+    what: str,
+    sent: Optional[int],
+    oom_kills_before: str,
 ) -> Dict[str, Any]:
-    """`what`: what happened, "": as its status says. `sent`: the signal that a person had sent to the rank.
+    """`status`: None, if only torchrun has it. `what`: what happened, "": as its status says. `sent`: the signal that a person had sent to the rank.
 
     `oom_kills_before`: when the attempt began. `requested` and `oom` are there only if they are true.
     """
     code, name = describe(status)
     failure = {"rank": rank, "exit_code": code, "signal": name, "pid": pid, "at": time.time()}
     what = what or ("killed by %s" % name if name else "exit code %d" % (code or 0))
-    if name is not None and sent is not None and WTERMSIG(status) == sent:
+    if status is not None and name is not None and WTERMSIG(status) == sent:
         failure["requested"] = True
         what += ", sent by `ddp-orch signal`"
     elif name == "SIGKILL" and oom_kills() != oom_kills_before:

@@ -76,6 +76,7 @@ class Tree:
         self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
         self._ended: Dict[processes.Process, str] = {}
         self._ended_ranks: Set[int] = set()
+        self._unseen: List[Tuple[int, int]] = []  # rank, pid: those that torchrun had reaped before we looked
         self._finished: List[Dict[str, Any]] = []  # ranks that ended with 0 by themselves
         self._asked: Set[processes.Process] = set()  # those that had their SIGTERM
         self._asked_groups: Set[int] = set()
@@ -176,7 +177,8 @@ class Tree:
         os.close(handle)
         status = processes.stat(process.pid)
         if status is None or status.process != process or status.state not in "ZX":
-            return  # reaped before we looked: torchrun's own status will tell
+            self._unseen.append((rank, process.pid))  # torchrun has reaped it before we looked
+            return
         self._rank_done(rank, status.exit_status, process.pid)
 
     def _rank_done(self, rank: int, status: int, pid: int) -> None:
@@ -218,7 +220,11 @@ class Tree:
     def _failed(self, rank: Optional[int], status: int, pid: int) -> None:
         if self.stopping is not None:
             return  # a consequence of our own signals
-        code, what = rank_failure.describe(status)[0], ""
+        (code, name), what = rank_failure.describe(status), ""
+        sent = None if rank is None else self._sent.get(rank)
+        if self._unseen and rank is not None and name == "SIGTERM" and sent != signal.SIGTERM:
+            self._report_unseen(*self._unseen[-1])  # torchrun stops the others within 0.1 s
+            return
         if rank is None and code == job.SETUP_FAILED:
             what = "a line of `setup` failed"
         elif code == job.NOT_STARTED:
@@ -226,8 +232,11 @@ class Tree:
         elif self._engine is not None and self._engine.could_not_start(code or 0, has_begun=self._has_begun(rank)):
             what = "the container could not be started"
         who = self._agent if rank is None else "rank %d" % rank
-        sent = None if rank is None else self._sent.get(rank)
         self._report(rank_failure.record(who, rank, status, pid, what, sent, self._oom_kills))
+
+    def _report_unseen(self, rank: int, pid: int) -> None:
+        what = "failed, and torchrun stopped the others"
+        self._report(rank_failure.record("rank %d" % rank, rank, None, pid, what, None, self._oom_kills))
 
     # ending
 

@@ -73,10 +73,15 @@ class Segment(NamedTuple):
     path: str  # without its extension
 
 
+TORCHRUN_ROOT = re.compile(r"(?:rank|exitcode)\s*: ")
+RULE = re.compile(r"([=*#_-])\1{3,}$")
+
+
 def last_words(folder: str, stream: Stream) -> str:
     """The last line of a stream that says what happened, at most 300 characters, without torch's `[rankN]:`.
 
-    Of a crash it is the line before the dump of stacks, of hydra the line before its hint.
+    Of a crash it is the line before the dump of stacks, of hydra the line before its hint, of torchrun's report the rank
+    that it found to be the first.
     """
     parts = segments(folder).get(stream)
     if not parts:
@@ -99,7 +104,12 @@ def _last_words(file: int) -> str:
             before = lines[number - 1] if number else ""
             aborted = before.startswith(("terminate called", "what():")) or EXCEPTION.match(before)
             return lines[number - 1 if aborted else number][:300]
-    return lines[-1][:300] if lines else ""
+    for number, line in enumerate(lines):
+        if line.startswith("Root Cause (first observed failure)"):
+            told = [line for line in lines[number:] if TORCHRUN_ROOT.match(line)]
+            return " ".join(", ".join(told).split())[:300] or line
+    words = [line for line in lines if not RULE.match(line)]
+    return words[-1][:300] if words else ""
 
 
 def segments(folder: str) -> Dict[Stream, List[Segment]]:
