@@ -36,8 +36,9 @@ def record(
     sent: Optional[int],
     oom_kills_before: str,
 ) -> Dict[str, Any]:
-    """`status`: None, if only torchrun has it. `what`: what happened, "": as its status says. `sent`: the signal that a person had sent to the rank.
+    """`status`: None if only torchrun has it. `what`: what happened, "": as its status says.
 
+    `sent`: the signal that a person had sent to the rank.
     `oom_kills_before`: when the attempt began. `requested` and `oom` are there only if they are true.
     """
     code, name = describe(status)

@@ -80,8 +80,8 @@ RULE = re.compile(r"([=*#_-])\1{3,}$")
 def last_words(folder: str, stream: Stream) -> str:
     """The last line of a stream that says what happened, at most 300 characters, without torch's `[rankN]:`.
 
-    Of a crash it is the line before the dump of stacks, of hydra the line before its hint, of torchrun's report the rank
-    that it found to be the first.
+    Of a crash it is the line before the dump of stacks, of hydra the line before its hint, of torchrun's report what it
+    takes for the first failure.
     """
     parts = segments(folder).get(stream)
     if not parts:
