@@ -18,6 +18,8 @@ class Prepared(Unfetched):
     """Other runs that use the same CPUs."""
     resumes: bool
     """The output folder already has files."""
+    removed: tuple[RunId, ...] = ()
+    """Ended runs that were deleted, as `run.keep` says."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,9 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
     about = advice.about(run, lookup.listing.runs, inventory.path)
     for line in _lines(page, about.command("events"), lookup.listing.missing_hosts(run)):
         print(line)
-    follow = (("logs", "-f"), ("top",), ("kill",))
+    follow: tuple[tuple[str, ...], ...] = (("logs", "-f"), ("top",), ("kill",))
+    if run.without_guard:
+        follow = (("revive",), *follow)
     commands = follow if run.unfinished else (("logs",), ("diagnose",), ("report",))
     print("\n".join(["next:", *(f"  {about.command(*words)}" for words in commands)]))
     return 0

@@ -117,7 +117,9 @@ def _show(
     if not as_json and (run.unfinished or not diagnosis.findings):
         what_to_do = ""
         if run.state == "waiting":
-            what_to_do = f" for hosts that were lost. When they are up again: {about.command('revive')}"
+            log = about.command("logs", "--stream", "agent", "--tail", "3")
+            revive = about.command("revive")
+            what_to_do = f" for a host. {log} says for which one, and why. If it was rebooted: {revive}"
         elif run.unfinished:
             what_to_do = (
                 f". If it hangs: {about.command('top')} shows which ranks are silent. With run.stall_timeout, ddp-orch "

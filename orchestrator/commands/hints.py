@@ -16,6 +16,7 @@ from .deprecated import current_names
 
 MIN_SIMILARITY = 0.75  # 0 to 1: an option that is less similar belongs to another program
 PYTHON = re.compile(r"(.*/)?(python[0-9.]*|torchrun|deepspeed)")
+LAUNCHER = re.compile(r"(.*/)?(torchrun|deepspeed|accelerate|mpirun|mpiexec|srun)")
 """Programs that people type before a script. `up` starts the launcher itself."""
 ARGV = "ddp_orch.argv"  # the key in a context's `meta` of all words of the command line
 
@@ -188,7 +189,8 @@ def _after_dashes(command: str, own: Sequence[str], others: Sequence[str]) -> st
     # in `up --lr 0.1 -- train.py`, --lr is a flag of the script
     place = list(others).index("--") if "--" in others and others[0].startswith("-") else 0
     words = [word for word in (*others[place:], *others[:place]) if word != "--"]
-    if command == "up" and words and PYTHON.fullmatch(words[0]):
+    has_flags = LAUNCHER.fullmatch(words[0]) and words[1:2] and words[1].startswith("-") if words else False
+    if command == "up" and words and PYTHON.fullmatch(words[0]) and not has_flags:
         words = words[1:]
     return f"{what} come after `--`: {_line([*own, '--', *words])}"
 
@@ -199,7 +201,14 @@ def _first_of_script(argv: Sequence[str]) -> int | None:
         inventories = [number for number, word in enumerate(argv) if is_inventory(word)]
         start = inventories[-1] + 1 if inventories else 1
         return start if start < len(argv) else None
-    return next((number for number, word in enumerate(argv) if word.endswith(".py") or word == "-m"), None)
+    return next(
+        (
+            number
+            for number, word in enumerate(argv)
+            if word.endswith(".py") or word == "-m" or (LAUNCHER.fullmatch(word) and argv[number - 1] != "--name")
+        ),
+        None,
+    )
 
 
 def misplaced(context: click.Context, option: str | None) -> str | None:

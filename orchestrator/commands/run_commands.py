@@ -50,7 +50,7 @@ from .options import (
     "env",
     multiple=True,
     metavar="K=V",
-    help="Set an environment variable for the ranks. Can be repeated.",
+    help="Set an environment variable for the ranks. NAME alone takes its value from here. Can be repeated.",
 )
 @click.option(
     "--env-file",

@@ -25,8 +25,10 @@ def read(inventory: Inventory, files: Sequence[str], pairs: Sequence[str]) -> di
                 variables[_check_name(where, name, inventory)] = value
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"-e {pair!r}: expected NAME=VALUE")
+        if not equals and name in os.environ:  # as in docker
+            value = os.environ[name]
+        elif not equals:
+            raise UsageError(f"-e {pair!r}: expected NAME=VALUE, or the name of a variable that is set here")
         if not name:
             raise UsageError(f"-e {pair!r}: no name before the =; expected NAME=VALUE")
         variables[_check_name(f"-e {shown(name)}", name, inventory)] = value

@@ -50,6 +50,8 @@ def render_text(
     before = causes[1:]  # the newest first; what the run began to fail with is shown always
     shown = before if len(before) <= MAX_EARLIER else [*before[: MAX_EARLIER - 1], before[-1]]
     below += [_headline(*cause) for cause in shown]
+    if len(before) > len(shown):
+        below += [f"{len(before) - len(shown)} more of its attempts failed; diagnose --json shows them"]
     below += _summarise_consequences(diagnosis.consequences)
     for_fix = MAX_LINES - len(above) - len(below) - LEAST_EVIDENCE
     below = _wrap(first.fix, columns, "  fix: ", max(MAX_PARAGRAPH, min(MAX_FIX, for_fix))) + below

@@ -289,6 +289,10 @@ def _show_prepared(answers: Mapping[str, Prepared], resolved: Plan, context: Lau
     for run_id, hosts in neighbours.items():
         kill = advice.command("kill", run_id, inventory=inventory)
         context.warn(f"{fold(hosts)}: run {run_id} is using the same CPUs; stop it with: {kill}")
+    if removed := sorted({run_id for answer in answers.values() for run_id in answer.removed}):
+        more = f" and {len(removed) - MAX_LISTED_RUNS} more" if len(removed) > MAX_LISTED_RUNS else ""
+        listed = ", ".join(removed[-MAX_LISTED_RUNS:])
+        context.step(f"deleted {number_of(len(removed), 'finished run')}, as run.keep says: {listed}{more}")
     unfetched = {host: describe_unfetched(answer, inventory) for host, answer in answers.items()}
     for line in fold_messages({host: message for host, message in unfetched.items() if message}):
         context.warn(line)

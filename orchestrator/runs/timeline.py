@@ -28,7 +28,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
     attempt = head = 0
     leaving: set[int] = set()  # nodes that were drained
     ended: set[int] = set()  # those of them that have no rank any more
-    lost_in: dict[int, int] = {}  # by node, the attempt in which it was lost, until it is back
+    lost: set[int] = set()  # nodes that are not back yet
     ran_on: dict[int, set[int]] = {}  # by attempt, the nodes whose ranks were started
     for event in events:
         if isinstance(event, recorded.Started):
@@ -51,21 +51,22 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.Failed(fields=failed):
                 last_line = f" ({failed.failure.said})" if failed.failure.said else ""
                 kind, what = "failure", f"{host(failed.node)}: {failed.failure.what}{last_line}"
-            case recorded.Exited(fields=exited) if exited.attempt > lost_in.pop(exited.node, exited.attempt):
-                kind, what = "change", f"{host(exited.node)} is back"  # it has no rank of the attempt of the others
+            case recorded.Exited(fields=exited) if exited.node in lost:
+                lost.remove(exited.node)
+                kind, what = "change", f"{host(exited.node)} is back"  # it has no rank of an attempt any more
             case recorded.Exited(fields=exited):
                 how = "finished" if exited.ok else "failed or were stopped"
                 ended |= leaving & {exited.node}
                 kind, what = "end", f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
-            case recorded.NodeEvent("Lost", lost) if lost.node in ended:
-                kind, what = "change", f"{host(lost.node)} has left the run"
-            case recorded.NodeEvent("Lost", lost) if lost.node in leaving:
-                kind, what = "change", f"{host(lost.node)} does not answer any more: it was leaving the run"
-            case recorded.NodeEvent("Lost", lost):
-                lost_in[lost.node] = attempt
-                kind, what = "failure", f"{host(lost.node)} was lost: the other hosts received nothing from it"
+            case recorded.NodeEvent("Lost", gone) if gone.node in ended:
+                kind, what = "change", f"{host(gone.node)} has left the run"
+            case recorded.NodeEvent("Lost", gone) if gone.node in leaving:
+                kind, what = "change", f"{host(gone.node)} does not answer any more: it was leaving the run"
+            case recorded.NodeEvent("Lost", gone):
+                lost.add(gone.node)
+                kind, what = "failure", f"{host(gone.node)} was lost: the other hosts received nothing from it"
             case recorded.NodeEvent("Restarted", restarted):
-                lost_in[restarted.node] = attempt
+                lost.add(restarted.node)
                 kind, what = "failure", f"{host(restarted.node)} was restarted"
             case recorded.Drain(fields=drained):
                 kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"
@@ -73,6 +74,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.NodeEvent("Elected", elected):
                 why = "leaves the run" if head in ended else "was lost, or had no majority"
                 kind, what = "change", f"{host(elected.node)} was elected: the head, {host(head)}, {why}"
+                lost |= {head} - ended - {elected.node}
                 head = elected.node
             case recorded.Added(fields=added):
                 hosts += [added.host] if added.host not in hosts else []
@@ -81,7 +83,10 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 kind, what = "failure", f"no output from any rank for {stalled.quiet:.0f} s"
             case recorded.StopRequested(fields=stopped):
                 kind, what = "request", f"stopped by {stopped.by}"
-            case recorded.Started() | recorded.OtherEvent():
+            case recorded.Started(fields=started):
+                lost.discard(started.node)
+                continue
+            case recorded.OtherEvent():
                 continue
         result.append(Entry(event.fields.at, kind, what))
     return result

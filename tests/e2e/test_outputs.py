@@ -175,9 +175,10 @@ def test_outputs_whose_run_is_known_no_more_are_fetched_by_the_name_of_their_fol
     inventory = tmp_path / "inventory.yaml"
     hosts = f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
     inventory.write_text(hosts + "run: {launcher: direct, sync: [train.py], keep: {runs: 1}}\n")
-    for name in ("first", "second"):
+    for name, removes in (("first", False), ("second", False), ("another", True)):
         done = orch(tmp_path, "up", "inventory.yaml", "--name", name, "--skip-check", "--", "train.py")
         assert done.returncode == 0 and "ddp-orch fetch" in done.stderr, done.stderr
+        assert ("deleted 1 finished run" in done.stderr) is removes, done.stderr
     assert "removed 1 run" in orch(tmp_path, "prune", "inventory.yaml").stderr
     assert "first" not in orch(tmp_path, "ps", "--all").stdout
     done = orch(tmp_path, "fetch", "first")

@@ -149,6 +149,20 @@ def test_a_lost_host_that_returns_has_failed_in_no_later_attempt() -> None:
     assert "attempt 3" in ends[2]
 
 
+def test_an_old_head_that_returns_has_failed_in_no_attempt_of_the_new_one() -> None:
+    told = records()
+    told["gpu-0"]["events"] = [
+        event("StartRequested", 1000.0),
+        event("Elected", 1010.0, node=1),
+        event("PortFound", 1012.0, port=2),
+        event("Exited", 1020.0, node=0, attempt=1, ok=False),
+        event("Exited", 1030.0, node=0, attempt=2, ok=False),
+    ]
+    known = decode(Record, told["gpu-0"], "record")
+    kinds = [entry.kind for entry in timeline.entries(known.events, ["gpu-0", "gpu-1"])]
+    assert kinds == ["attempt", "change", "attempt", "change", "end"]
+
+
 def test_an_attempt_names_the_hosts_on_which_it_started() -> None:
     told = records()
     told["gpu-0"]["events"] = [

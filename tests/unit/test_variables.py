@@ -32,6 +32,13 @@ def test_an_option_overrides_the_files_and_a_file_those_before_it(tmp_path: Path
     assert read(tmp_path, "A=1\nB=1\nB=2\n", "A=3") == {"A": "3", "B": "2"}
 
 
+def test_an_option_may_name_a_variable_of_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROM_HERE", "a=b")
+    assert read(tmp_path, "", "FROM_HERE") == {"FROM_HERE": "a=b"}
+    with pytest.raises(UsageError, match="NOT_SET_ANYWHERE"):
+        read(tmp_path, "", "NOT_SET_ANYWHERE")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

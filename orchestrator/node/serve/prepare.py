@@ -70,6 +70,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     try:
         answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes)
         answer.update(unfetched=kept["unfetched"], unfetched_bytes=kept["unfetched_bytes"])
+        answer.update(removed=[run_id for run_id in kept["runs"] if state.LISTED.match(run_id)])
     except Refused:
         abort(control)
         raise
