@@ -49,7 +49,10 @@ def find_uneven_resume(lines: Sequence[Line], attempt: int, whole: int) -> Findi
             number = _number(line.text, unit)
             if number is not None:
                 first.setdefault(line.host, number)
-        begun = [host for host, number in first.items() if number <= BEGUN]
+        start = min(first.values(), default=0)
+        # after a restart, hosts that begin at different epochs are enough
+        least = start + 1 if unit == "epoch" and attempt > 1 else least
+        begun = [host for host, number in first.items() if number <= BEGUN and number < least]
         resumed = [host for host, number in first.items() if number >= least]
         if begun and resumed:
             return Finding(

@@ -46,6 +46,7 @@ AT_THE_END = (
 _STACK = rf"Exception raised from .*|frame #\d+: .*|<omitting python frames>|{_AGENT}(?:Traceback \(| |\S+Error: ).*|"
 _ALWAYS, _AT_THE_END, _IN_STACK = (re.compile("|".join(table)).fullmatch for table in (ALWAYS, AT_THE_END, [_STACK]))
 _BOX = re.compile(_PYTHON + r"\**").fullmatch
+HEADING = "ddp-orch: shown because the run failed: "
 _FAILS = "ddp-orch: first failure: "
 _SUCCEEDS = "ddp-orch: the run has succeeded"
 
@@ -93,7 +94,7 @@ class HarmlessFilter(Stage):
         if not in_stack:
             self._stacks.discard(source)
         if line.rank is None and line.text.startswith(_FAILS):
-            return [*self._fail(line.attempt), line]
+            return [*self._release_held(), line, *self._fail(line.attempt)]
         if line.rank is None and line.text.startswith(_SUCCEEDS):
             self._hide(self._held)
             self._held = []
@@ -119,12 +120,15 @@ class HarmlessFilter(Stage):
                 self._counts[line.attempt] += 1
 
     def _fail(self, attempt: int) -> Sequence[Line]:
-        """The hidden lines of an attempt that has failed."""
+        """The hidden lines of an attempt that has failed, after a line that says what they are."""
         self._failed = attempt
         hidden = [line for line in self._hidden if line.attempt == attempt]
         self._hidden = []
-        del self._counts[attempt]
-        return sorted([*hidden, *self._release_held()], key=lambda line: line.at)
+        count = self._counts.pop(attempt, 0)
+        if not hidden:
+            return ()
+        what = "warning of before, harmless as a rule" if count == 1 else "warnings of before, harmless as a rule"
+        return [hidden[0]._replace(rank=None, stream="agent", text=f"{HEADING}{count} {what}:"), *hidden]
 
     def _release_held(self) -> Sequence[Line]:
         held, self._held = self._held, []

@@ -81,6 +81,7 @@ def find(
         *_check_mpi(inventory, snapshot, (script, *args)),
         *_warn_of_ranks_alone(hosts, snapshot, module=module),
         *_warn_of_own_launchers(hosts, snapshot, module=module),
+        *_warn_of_hidden_modules(snapshot, module=module),
         *_warn_of_unsent(args, snapshot, inventory_folder),
     )
     snapshot = replace(snapshot, warnings=(*snapshot.warnings, *warnings))
@@ -291,6 +292,15 @@ def _warn_of_own_launchers(hosts: Sequence[Host], snapshot: ship.Snapshot, *, mo
                 f"{place} starts processes with {found.value}, but ddp-orch starts one for each GPU already. Call its "
                 'function directly, with int(os.environ["RANK"])'
             )
+
+
+def _warn_of_hidden_modules(snapshot: ship.Snapshot, *, module: bool) -> Iterator[str]:
+    """Warnings for files that Python imports in place of modules of its own, which torch imports as well."""
+    _, folder = _script_of(snapshot, module=module)
+    paths = (snapshot.root / entry.path for entry in snapshot.files)
+    for name in sorted(path.name for path in paths if path.parent == folder):
+        if python_files.hides_own_module(name):
+            yield f"{name} hides Python's module {name[:-3]} from all imports, also from those of torch; rename it"
 
 
 def has_old_local_rank(snapshot: ship.Snapshot | None, *, module: bool) -> bool:

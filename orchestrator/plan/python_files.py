@@ -35,6 +35,8 @@ _PLAIN = {
 _PLAIN |= {"matplotlib", "seaborn", "tqdm", "tensorboard", "tensorboardX", "wandb", "yaml", "einops", "h5py"}
 """Packages that do not connect the ranks. Others might."""
 _TOGETHER = re.compile(r"distributed|process_?group|dataparallel|fsdp|\bddp\b|rank\b|world_?size", re.IGNORECASE)
+_RARE = {"test", "this", "antigravity", "idlelib", "turtle", "turtledemo", "lib2to3", "cgi", "chunk", "crypt", "imp"}
+"""Modules of Python that hardly any package imports, and whose names files of users have."""
 _OWN_LAUNCHER = re.compile(r"MASTER_ADDR|init_method|spawn")
 _LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
 _SPAWN = re.compile(r"(?:mp|(?:torch\.)?multiprocessing)\.spawn")
@@ -120,6 +122,12 @@ def find_own_launchers(script: Path, folder: Path) -> Iterator[OwnLauncher]:
                     yield OwnLauncher(source.path, node.value.lineno, "address", address)
                 case ast.Call(func=ast.Attribute(attr="spawn") as function) if _SPAWN.fullmatch(ast.unparse(function)):
                     yield OwnLauncher(source.path, node.lineno, "spawn", ast.unparse(function))
+
+
+def hides_own_module(file: str) -> bool:
+    """Whether a file next to the script is imported in place of a module of Python that many packages import."""
+    name, dot, ending = file.partition(".")
+    return dot + ending == ".py" and name in sys.stdlib_module_names - _RARE
 
 
 def _imports_of(module: str, source: _Source, script: Path) -> Iterator[Import]:

@@ -416,6 +416,8 @@ def is_known(run: str | None, inventory: str, listing: Listing) -> bool:
 
 
 def _missing(listing: Listing, message: str) -> OrchError:
+    if listing.failed and not listing.answered:
+        return UnreachableError(f"{fold(listing.failed)} could not be asked, so nothing is known of the run")
     if listing.failed:
         return UnreachableError(f"{message}; {fold(listing.failed)} could not be asked")
     return UsageError(message)

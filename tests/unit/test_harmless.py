@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.output.harmless import HOLD, HarmlessFilter
+from orchestrator.output.harmless import HEADING, HOLD, HarmlessFilter
 from orchestrator.output.lines import Line
 
 EXIT_BARRIER = Path(__file__).parents[1] / "golden" / "logs" / "quiet" / "torchrun-exit-barrier.raw"
@@ -121,7 +121,9 @@ def test_everything_hidden_is_shown_when_the_run_fails(screen: Screen) -> None:
     failure, after = line(FAILS, rank=None, at=4.0), line(ALWAYS[1], at=5.0)
     screen.push(early, step, late)
     screen.push(failure, after)
-    assert screen.end() == [step, early, late, failure, after]
+    *shown, heading, earlier, last = screen.end()
+    assert shown == [step, late, failure] and heading.text.startswith(f"{HEADING}1 ") and heading.rank is None
+    assert [earlier, last] == [early, after]
     assert screen.hidden == 0
 
 
@@ -130,7 +132,8 @@ def test_only_the_lines_of_the_failed_attempt_are_shown(screen: Screen) -> None:
     failures = [line(FAILS, rank=None, attempt=attempt) for attempt in (1, 2)]
     screen.push(first, failures[0], second)
     screen.push(failures[1], third)
-    assert screen.end() == [first, failures[0], second, failures[1]]
+    shown = [one for one in screen.end() if not one.text.startswith(HEADING)]
+    assert shown == [failures[0], first, failures[1], second]
     assert screen.hidden == 1
 
 

@@ -121,6 +121,10 @@ def test_epochs_count_where_no_steps_are_printed() -> None:
     found = find_uneven_resume(lines, 2, 200)
     assert found is not None and found.hosts == ("b",)
     assert find_uneven_resume([line._replace(text="epoch 0") for line in lines], 2, 200) is None
+    lines = [line._replace(text=line.text.replace("step:", "Epoch ")) for line in steps(a=1, b=0)]
+    found = find_uneven_resume(lines, 2, 200)
+    assert found is not None and found.hosts == ("b",)
+    assert find_uneven_resume([line._replace(attempt=1) for line in lines], 1, 200) is None
 
 
 def test_hosts_that_resumed_at_different_steps_explain_uneven_inputs_and_nothing_else() -> None:

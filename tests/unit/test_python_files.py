@@ -154,6 +154,16 @@ def test_a_script_that_starts_its_ranks_itself_is_recognised(
     assert {(one.what, one.line) for one in places} == found
 
 
+def test_a_file_that_hides_a_module_of_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lib").mkdir()
+    write(tmp_path, {"x.py": "import torch.distributed", "random.py": "", "test.py": "", "lib/queue.py": ""})
+    snapshot = entrypoint.find(model.parse("hosts: [a, b]\n", "i"), ("x.py",))[1]
+    assert snapshot is not None
+    (warning,) = snapshot.warnings
+    assert "random.py" in warning and "test.py" not in warning and "queue.py" not in warning
+
+
 @pytest.mark.parametrize(("hosts", "told"), [("[a, b]", 2), ("[{name: a, nproc_per_node: 1}]", 0)])
 def test_a_script_of_a_tutorial_is_started_with_warnings(
     hosts: str, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

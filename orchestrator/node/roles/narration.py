@@ -88,5 +88,6 @@ def _what_follows(after: State) -> str:
     if gone and new:
         return "%s follows, with %s in place of %s" % (budget, ", ".join(new), ", ".join(gone))
     if gone:
-        return "%s follows, on %d hosts, without %s" % (budget, len(next_team), ", ".join(gone))
+        hosts_left = "1 host" if len(next_team) == 1 else "%d hosts" % len(next_team)
+        return "%s follows, on %s, without %s" % (budget, hosts_left, ", ".join(gone))
     return "%s follows%s" % (budget, ", also on %s" % ", ".join(new) if new else "")
