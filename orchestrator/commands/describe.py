@@ -143,8 +143,7 @@ def _lines(page: Mapping[str, Any], all_events: str, missing: Sequence[str] = ()
         ranks = "-" if first is None or node["witness"] else f"{first}-{first + count - 1}" if count > 1 else str(first)
         exits = node["signal"] or ("" if node["exit_code"] is None else node["exit_code"])
         number = "-" if node["node_rank"] is None else node["node_rank"]
-        role = "active" if node["role"] == "team" else node["role"]
-        place = f"{role:<7} {number:>4} {ranks:>9}"
+        place = f"{node['role']:<7} {number:>4} {ranks:>9}"
         lines.append(f"{node['host']:<20} {place}  {node['state']:<10} {exits}".rstrip())
     lines += [f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  no answer" for host in missing]
     if events := fold_ends(page["events"]):
