@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from typing import Any
 
 from lab.waiting import wait_until
@@ -224,6 +225,22 @@ def test_a_host_that_was_drained_does_not_vote_any_more(runs: Runs, tmp_path: An
     lose(run, 0)
     everybody_works(run, 3, 1, 2)
     run.stop(1, grace=0.0)
+
+
+def test_a_host_is_drained_when_another_is_down_and_nobody_knows_it_yet(runs: Runs, tmp_path: Any) -> None:
+    """It votes until the other one is back: without it, the head would have no majority."""
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), options=electing("1:3"))
+    everybody_works(run, 1, 0, 1, 2)
+    lose(run, 2)
+    assert run.hosts[0].session.request("drain", {"run_id": run.run_id, "node": 1, "by": "ann"})["accepted"]
+    everybody_works(run, 2, 0)
+    calm_until = time.monotonic() + 3 * 2  # leases
+    wait_until(lambda: time.monotonic() > calm_until or "no majority" in said(run, 0), 30, "nothing happens")
+    assert "no majority" not in said(run, 0) and not run.record("exit.json", 1)
+    end.touch()
+    wait_until(lambda: run.record("exit.json"), 30, "the run ends")
+    assert run.record("exit.json")["verdict"]["state"] == "succeeded"  # type: ignore[index]
 
 
 def test_a_host_may_be_added_after_another_was_drained(runs: Runs, tmp_path: Any) -> None:

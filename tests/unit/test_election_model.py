@@ -195,6 +195,13 @@ def test_hosts_that_are_drained_at_once_leave_a_majority() -> None:
         assert any(walk.violation(case, RealGang) for case in draining(2, 3, 4))
 
 
+@pytest.mark.parametrize("lost", [8.0, 9.3, 9.9])
+def test_a_host_that_leaves_votes_until_a_majority_of_the_others_answers(lost: float) -> None:
+    """Of three, one is down already, which nobody knows yet when another one is drained."""
+    case = scenario(Fault(lost, "power", 2, ALWAYS), Fault(10.0, "drain", 1))
+    assert not any(walk.violation(case._replace(seed=str(seed)), RealGang) for seed in range(3))
+
+
 def test_of_a_run_from_which_all_but_one_leave_the_last_host_goes_on() -> None:
     case = scenario(Fault(9.0, "drain", 0), Fault(9.1, "drain", 1), Fault(60.0, "drain", 1))
     assert not any(walk.violation(case._replace(seed=str(seed)), RealGang) for seed in range(5))

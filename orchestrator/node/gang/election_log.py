@@ -54,8 +54,10 @@ def may_change_voters(state: State, voters: FrozenSet[int]) -> bool:
 
     The last change has to be committed, in this epoch or before an entry of it: two heads that know of different
     changes would count majorities without a common node. And a new voter has the log already, so that the next entry
-    need not wait for it.
+    need not wait for it. A majority of the new voters has all of it: of two that are left, one may be down already.
     """
     is_settled = is_current(state) and state.voter_sets[state.committed] == state.voters
     is_ready = all(state.length_of(node) == state.length for node in voters - state.voters)
-    return is_settled and is_ready and len(voters ^ state.voters) == 1 and state.config.node in voters
+    up_to_date = [node for node in voters if node == state.config.node or state.length_of(node) == state.length]
+    has_majority = 2 * len(up_to_date) > len(voters)
+    return is_settled and is_ready and has_majority and len(voters ^ state.voters) == 1 and state.config.node in voters
