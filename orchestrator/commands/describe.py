@@ -79,7 +79,7 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
         "workdir": spec.workdir if spec else None,
         "code": _code(code, started.code if started else "") if code else None,
         "max_restarts": spec.max_restarts if spec else None,
-        "ranks": {host: [part.first_rank, part.nproc] for host, part in run.parts.items()},
+        "ranks": {host: [part.first_rank, part.nproc] for host, part in run.parts.items() if host not in run.left},
         "first_failure": shown(failure) if (failure := _first_failure(run)) else None,
         "events": [{"at": rfc3339(entry.at), "kind": entry.kind, "what": shown(entry.what)} for entry in events],
         "files": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from ..answers.drain import DRAIN
@@ -37,7 +38,9 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         answer = fleet.session(hosts[head]).request(DRAIN, arguments)
         if not answer.accepted:
             kill = advice.about(run, lookup.listing.runs, inventory.path).command("kill")
-            raise UsageError(_refusal(run.run_id, host_name, kill, is_stuck=host_name == head and not answer.elects))
+            silent = [name for name in run.all_nodes if name in {*run.without_guard, *lookup.listing.failed}]
+            is_stuck = host_name == head and not answer.elects
+            raise UsageError(_refusal(run.run_id, host_name, silent if answer.elects else (), kill, is_stuck=is_stuck))
         _say_what_follows(run, host_name, is_head=host_name == head, console=console)
         has_left = host_name not in run.parts or _wait(run, host_name, inventory, fleet)
     if as_json:
@@ -70,15 +73,22 @@ def _node(run: registry.Run, host_name: str) -> int:
         raise UsageError(f"run {run.run_id} has ended: {run.state}")
     if host_name == run.witness:
         raise UsageError(f"{host_name} is the witness of run {run.run_id}, which cannot be drained")
+    if host_name in run.left and not run.parts[host_name].unfinished:
+        raise UsageError(f"{host_name} has left run {run.run_id} already")
     return run.all_nodes[host_name]
 
 
-def _refusal(run_id: str, host: str, kill: str, *, is_stuck: bool) -> str:
-    """`is_stuck`: it is the head of a run that elects no other."""
+def _refusal(run_id: str, host: str, silent: Sequence[str], kill: str, *, is_stuck: bool) -> str:
+    """`silent`: hosts whose votes may be missing. `is_stuck`: it is the head of a run that elects no other."""
     if is_stuck:
         why = (
             f"{host} is the head of run {run_id}, and its hosts elect no other head. They do if three machines can "
             "vote (a witness counts), with run.max_restarts and without run.head_lost: stop."
+        )
+    elif silent:
+        why = (
+            f"run {run_id} cannot continue without {host}: {fold(silent)} does not answer, so the others are "
+            f"too few, or no majority. Bring {fold(silent)} back with `ddp-orch revive`, or drain it first."
         )
     else:
         why = (

@@ -20,7 +20,9 @@ from ..output import lines
 from ..output.console import Console, fold
 from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Sink, Stage
+from ..output.terminal import one_line
 from ..runs import attach, gpu_use, printing, registry
+from ..runs.bad_loss import BadLoss
 from ..runs.follow import LogFilter, View, span_by_clock_of
 from ..runs.log_files import LogFiles
 from ..runs.revive import Reviver
@@ -88,13 +90,15 @@ def logs(options: LogsOptions) -> int:
         notify = inventory.notify
         name = run.name if notify.desktop and options.follow else ""
         bell = attach.Bell(notify.bell and options.follow, console, name)
+        losses = BadLoss()
+        watching = Pipeline((bell, losses))
         try:
             if options.output:
                 _to_files(view, log_filter, list(run.parts), mask, Path(options.output), console)
             else:
                 ranks = _count_ranks(run, asked_hosts, late, log_filter)
                 line_count = _to_screen(
-                    view, run, about, log_filter, ranks, mask, options, bell, console, asked_hosts, fleet
+                    view, run, about, log_filter, ranks, mask, options, watching, console, asked_hosts, fleet
                 )
                 if not line_count and not view.failed:
                     console.note(f"run {run.run_id}: no {'output' if log_filter == UNFILTERED else 'matching line'}")
@@ -107,7 +111,8 @@ def logs(options: LogsOptions) -> int:
         if options.follow:
             bell.ring()
             resume = command_to_resume(run, about)
-            return attach.conclude(run.run_id, about, run.all_nodes, view, console, resume=resume)
+            doubt = one_line(mask.hide(losses.describe()))
+            return attach.conclude(run.run_id, about, run.all_nodes, view, console, resume=resume, doubt=doubt)
     if lookup.run.run_id != run.run_id:
         _warn_of_newer_run(lookup, inventory, console)
     failed = {host: error for host, error in view.failed.items() if host not in lookup.listing.failed}
@@ -186,7 +191,7 @@ def _to_screen(
     ranks: int,
     mask: Mask,
     options: LogsOptions,
-    bell: attach.Bell,
+    watching: Stage,
     console: Console,
     hosts: Sequence[Host],
     fleet: Fleet,
@@ -212,7 +217,7 @@ def _to_screen(
 
     counter = _Filter(log_filter)
     with gpu_use.watch(run.run_id, hosts, fleet, status_line.show_gpu_use if status_line else None):
-        view.run(Pipeline((bell, counter, printer)))
+        view.run(Pipeline((watching, counter, printer)))
     return counter.count
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from ..errors import Interrupted, TimedOut
+from ..answers.recorded import RECORD
+from ..errors import Interrupted, TimedOut, UsageError
 from ..hosts.fleet import Fleet
 from ..inventory import advice
-from ..inventory.model import Inventory
+from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold
 from ..output.lines import Line, parse_duration
 from ..output.pipeline import Sink
@@ -51,6 +52,7 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
         # the agents print few lines: the hosts send next to nothing
         log_filter = LogFilter(follow=True, tail=0, stream="agent")
         if ready:
+            _check_ready(fleet, run, hosts)
             log_filter = LogFilter(follow=True, stream="stdout", grep=READY.pattern)
 
         def look(lines: Sequence[Line]) -> None:
@@ -75,6 +77,18 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
         resume = command_to_resume(run, about)
         code = attach.conclude(run.run_id, about, run.all_nodes, view, console, resume=resume, show_outputs=False)
         return code or int(ready)
+
+
+def _check_ready(fleet: Fleet, run: registry.Run, hosts: Sequence[Host]) -> None:
+    """Raises UsageError if the launcher of the run has no URL by which it could tell that its server answers."""
+    answers = fleet.each(hosts[:1], lambda _, session: session.request(RECORD, {"run_id": run.run_id})).done
+    for record in answers.values():
+        launcher = record.spec.launcher if record.spec else None
+        if isinstance(launcher, dict) and not launcher.get("ready"):
+            raise UsageError(
+                f"run {run.run_id}: its launcher, {launcher.get('name')}, has no `ready` URL, so nobody can tell "
+                "whether its server answers. To set one: docs/launchers.md"
+            )
 
 
 def _wait_for_turn(

@@ -42,7 +42,7 @@ def _other_tool(root: Map, path: str) -> str | None:
     if keys & _ACCELERATE:
         start = f"ddp-orch up -- accelerate launch --config_file {shlex.quote(path)} SCRIPT"
         return f"this is a configuration of accelerate, not an inventory. To use it: {start}"
-    tool = "SkyPilot" if keys & _SKYPILOT else "dstack" if keys & _DSTACK and "type" in keys else None
+    tool = "dstack" if keys & _DSTACK and "type" in keys else "SkyPilot" if keys & _SKYPILOT else None
     if tool is None:
         return None
     lines = "run" if tool == "SkyPilot" else "commands"

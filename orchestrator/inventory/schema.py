@@ -80,6 +80,8 @@ class Section:
 
 _NO_KEYS = {
     "run.name": "the name of a run is an option: ddp-orch up --name NAME",
+    "hosts.slots": "nproc_per_node is the number of ranks of a host",
+    "defaults.slots": "nproc_per_node is the number of ranks of each host",
     "run.command": "set run.script and run.args, or give the command after `--`: ddp-orch up -- COMMAND",
 }
 """What task files of other tools have, by key, and what it is here. A key of that name is in another section."""

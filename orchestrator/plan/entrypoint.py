@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,7 @@ def find(
         where = "the flags after --" if flags else f"{inventory.path}: run.args"
         all_flags = (*read_trainer_config(inventory), *expand_trainer_config(flags, Path.cwd(), where))
         trainer_args, notices = trainer_flags(all_flags, where, inventory.path)
+        _refuse_own_modules(trainer_args, where, inventory.path)
         snapshot = ship.snapshot(TRAINER / "__main__.py", (str(TRAINER),), TRAINER.parent)
         if snapshot is not None:
             snapshot = replace(snapshot, warnings=(*snapshot.warnings, *notices))
@@ -333,6 +335,18 @@ def trainer_flags(args: Sequence[str], where: str, inventory: str) -> tuple[tupl
         first = f"; to run your own script, put it before its flags: -- {script} ..." if script else ""
         raise UsageError(f"{where}: the bundled trainer: {text}{first}") from error
     return tuple(flags), tuple(notices)
+
+
+def _refuse_own_modules(flags: Sequence[str], where: str, inventory: str) -> None:
+    """Raises UsageError for MODULE:FUNCTION of a module in the current folder, which is not sent with the trainer."""
+    for flag in flags:
+        match = re.search(r"(?:^|=)([A-Za-z_]\w*)(?:\.\w+)*:[A-Za-z_]\w*$", flag)
+        if match and _is_here(match[1], Path.cwd()) and not _is_here(match[1], TRAINER.parent):
+            start = advice.command("up", "--", "-m", "trainer", *flags, inventory=inventory)
+            raise UsageError(
+                f"{where}: {flag}: {match[1]} is in this folder, but without a script only the bundled trainer is "
+                f"sent. Copy the trainer next to it, and start the copy: cp -r {shlex.quote(str(TRAINER))} . && {start}"
+            )
 
 
 def _trainer_config() -> Any:

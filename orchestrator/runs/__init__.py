@@ -24,6 +24,7 @@ gpu_use      asks how busy the GPUs are, for that line
 log_files    writes the lines of a run to files
 timeline     what happened in a run, in words
 attach       `up` with a terminal: follows the run, stops it on Ctrl-C, prints how it ended
+bad_loss     notices a loss that is not finite
 holding      holds a run that belongs to a job of a batch system
 batch_system  asks it for the time limit of a job, and to queue the job again
 ending       stops runs and cleans up (`kill`)

@@ -27,6 +27,7 @@ from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import one_line
 from ..plan.plan import Plan
 from . import desktop, ending, holding, local_code
+from .bad_loss import BadLoss
 from .follow import LogFilter, View
 from .revive import Reviver
 
@@ -111,6 +112,7 @@ def attend(
     began, started_at = time.monotonic(), time.time()
     notify = resolved.inventory.notify
     bell = Bell(notify.bell, console, resolved.name if notify.desktop else "")
+    losses = BadLoss()
 
     settings = resolved.inventory.run
     targets = ending.KillTargets(runs=(resolved.run_id,), run_grace=settings.grace, lease=settings.lease)
@@ -119,7 +121,7 @@ def attend(
         _stop_on_interrupt(targets, hosts, fleet, console),
         _finish_on_signal(resolved.run_id, hosts, fleet, console),
     ):
-        view.run(Pipeline((bell, printer)))
+        view.run(Pipeline((bell, losses, printer)))
     bell.ring()
     took = f" after {time.monotonic() - began:.1f} s"
     find_source = local_code.finder(resolved.run_id, resolved.code.root if resolved.code else None, started_at)
@@ -132,6 +134,7 @@ def attend(
         took,
         resume=resume,
         show_outputs=show_outputs,
+        doubt=one_line(mask.hide(losses.describe())),
         explain=lambda: _diagnose(resolved.run_id, about, hosts, nodes, view, fleet, mask, console, find_source),
     )
 
@@ -253,10 +256,13 @@ def conclude(
     *,
     resume: str,
     show_outputs: bool = True,
+    doubt: str = "",
     explain: Callable[[], None] = lambda: None,
 ) -> int:
-    """Print how the run ended and what to do next, and return the exit code for that. `nodes`: the node number of each
-    host; `resume` and `show_outputs`: see `attend`; `explain`: prints why a run failed.
+    """Print how the run ended and what to do next, and return the exit code for that.
+
+    `nodes`: the node number of each host; `resume` and `show_outputs`: see `attend`; `doubt`: a warning after a
+    success; `explain`: prints why it failed.
     """
     for line in fold_failures(view.failed):
         console.warning(line)
@@ -267,6 +273,8 @@ def conclude(
     match verdict.state:
         case "succeeded":
             console.success(f"run {run_id} succeeded{took}")
+            if doubt:
+                console.warning(doubt)
         case "stopped":
             by = f" by {one_line(verdict.stopped_by)}" if verdict.stopped_by else ""
             console.note(f"run {run_id} was stopped{by}, to be resumed")
@@ -287,6 +295,8 @@ def conclude(
         explain()
     if show_outputs:
         _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=resume)
+    elif verdict.state in ("failed", "lost"):
+        console.note(f"why: {about.command('diagnose')}")
     return OUTCOMES[verdict.state]
 
 
@@ -354,6 +364,8 @@ def advise_after_lost_head(verdict: Verdict, parts: Mapping[str, Part], resume: 
             f"\n  to resume from the newest snapshot of the others, remove {first.host} from the inventory or set "
             f"another `head` (such as {with_outputs[0]}), then run: {resume}"
         )
+    if not any(part.resume != "none" for part in parts.values()) and " -- " in resume:  # all ranks shall load it
+        resume = resume.replace(" -- ", " --set run.resume=head -- ", 1)
     if first.host in parts:  # it is up again
         return f"\n  {first.host} answers again. To resume from its outputs, run: {resume}"
     return (

@@ -36,8 +36,10 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
 
 
 def _paths(finding: Finding, folder: Path) -> Iterator[str]:
-    """The quoted paths of a finding, relative to the folder in which the run starts."""
+    """The quoted paths of a finding, relative to the folder in which the run starts, but for those of its frames."""
     for line in (*finding.evidence, finding.message):
+        if line.startswith('File "'):
+            continue
         for match in _QUOTED.finditer(line):
             path = match[1] or match[2]
             inner = _IN_CODE.fullmatch(path)

@@ -323,12 +323,14 @@ def describe_unfetched(answer: Unfetched, inventory: str) -> str:
     if not runs:
         return ""
     more = f" and {len(runs) - MAX_LISTED_RUNS} more" if len(runs) > MAX_LISTED_RUNS else ""
-    kept = "a run is" if len(runs) == 1 else f"{len(runs)} runs are"
+    kept, them = ("a run is", "it") if len(runs) == 1 else (f"{len(runs)} runs are", "each of them, such as")
+    fetch, prune = (
+        advice.command(*words, inventory=inventory) for words in (("fetch", runs[-1]), ("prune", "--force"))
+    )
     return (
         f"{kept} kept longer than run.keep allows ({size(answer.unfetched_bytes)}), because files written outside "
         f"$DDP_ORCH_OUTPUT_DIR were not fetched: {', '.join(runs[-MAX_LISTED_RUNS:])}{more}. "
-        f"Fetch them with `{advice.command('fetch', runs[-1], inventory=inventory)}`, or delete them with "
-        f"`{advice.command('prune', '--force', inventory=inventory)}`"
+        f"Fetch {them} with `{fetch}`, or delete {'it' if len(runs) == 1 else 'them'} with `{prune}`"
     )
 
 

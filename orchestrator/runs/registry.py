@@ -149,7 +149,7 @@ class Run:
             {
                 "host": host,
                 "role": self._role(host, part),
-                "node_rank": part.node_rank,
+                "node_rank": None if host in self.left else part.node_rank,
                 "witness": part.is_witness,
                 "state": part.state,
                 "exit_code": part.exit_code,
@@ -341,7 +341,7 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
     runs = listing.runs
     if run is None:
         if not runs:
-            raise _missing(listing, "there are no runs on these hosts")
+            raise _missing(listing, "there are no runs on these hosts", "runs")
         return runs[-1]
     if not run:
         raise UsageError("RUN is empty; give an id, a name or the beginning of an id, or omit RUN for the newest run")
@@ -359,6 +359,7 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
             listing,
             f"no run {run!r} on these hosts{_advise(run, listing)}{newest}; {ps} lists them. "
             "Of finished runs, they keep as many as `run.keep` says",
+            f"run {run!r}",
         )
     if len(matches) > 1:
         ids = ", ".join(known.run_id for known in matches)
@@ -415,9 +416,9 @@ def is_known(run: str | None, inventory: str, listing: Listing) -> bool:
     return known.run_id == run or known.unfinished
 
 
-def _missing(listing: Listing, message: str) -> OrchError:
+def _missing(listing: Listing, message: str, what: str) -> OrchError:
     if listing.failed and not listing.answered:
-        return UnreachableError(f"{fold(listing.failed)} could not be asked, so nothing is known of the run")
+        return UnreachableError(f"{fold(listing.failed)} could not be asked, so nothing is known of {what}")
     if listing.failed:
         return UnreachableError(f"{message}; {fold(listing.failed)} could not be asked")
     return UsageError(message)

@@ -44,3 +44,5 @@ def test_after_a_lost_head_the_advice_is_about_who_has_a_snapshot() -> None:
     for parts, named in (({"b": full}, "such as b"), ({"b": empty}, "only a"), ({"a": head, "b": empty}, "a answers")):
         advice = advise_after_lost_head(verdict, parts, "ddp-orch restart x")
         assert named in advice and advice.endswith(": ddp-orch restart x")
+    advice = advise_after_lost_head(verdict, {"b": empty}, "ddp-orch up --name x -- train.py -- y")
+    assert advice.endswith(": ddp-orch up --name x --set run.resume=head -- train.py -- y")
