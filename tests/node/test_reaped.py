@@ -15,6 +15,7 @@ FAILS = """
 import os, pathlib, signal, sys, time
 folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
 def last(*_):
+    (folder / "asked").touch()
     while not (folder / "end").exists():
         time.sleep(0.01)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -36,6 +37,7 @@ def test_a_rank_that_torchrun_stopped_is_not_the_first_failure(runs: Runs, tmp_p
     processes.send(guard, signal.SIGSTOP)
     (tmp_path / "fail").touch()
     wait_until(lambda: not os.path.exists(f"/proc/{failing}"), 20, "torchrun has reaped the rank that failed")
+    wait_until((tmp_path / "asked").exists, 20, "and stops the other one")
     processes.send(guard, signal.SIGCONT)
     os.kill(agent, signal.SIGSTOP)  # it shall not reap the other one as well
     (tmp_path / "end").touch()
