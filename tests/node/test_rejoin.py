@@ -39,6 +39,9 @@ def lose(run: Run, node: int = 0) -> None:
     wait_until(lambda: not any(map(processes.alive, [guard, *below])), 10.0, "all processes of the node are gone")
 
 
+STOP_WINDOW = 20.0  # s, far less than until a guard is killed that does not obey
+
+
 def test_a_node_whose_processes_are_gone_gets_a_guard_that_can_be_stopped(runs: Runs) -> None:
     run = runs.start(WAIT, nproc=(1, 1), options="max_restarts: 1")
     run.wait_for("here", "1.0.out")
@@ -75,6 +78,19 @@ def test_a_node_that_is_back_does_not_wait_for_ever_for_a_head_that_is_gone(runs
         assert run.stop(1)["remaining"] == []
     wait_until(lambda: not state.guarded(str(run.folder(1))), 20.0, "the node has given up")
     assert run.listed(1)["verdict"]["state"] == ("killed" if stopped else "lost")
+
+
+def test_a_spare_that_is_back_can_be_stopped_without_a_head(runs: Runs) -> None:
+    run = runs.start(WAIT, nproc=(1, 1), spares=1, options="max_restarts: 1, lease: 2")
+    run.wait_for("here", "1.0.out")
+    wait_until(lambda: (run.record("state.json", 1) or {})["committed"], 10.0, "the spare knows that the run has begun")
+    lose(run, 1)
+    lose(run)
+    rejoin(run, 1)
+    began = time.monotonic()
+    assert run.stop(1)["remaining"] == [] and time.monotonic() - began < STOP_WINDOW
+    assert run.listed(1)["verdict"]["state"] == "killed"
+    assert run.recorder(1) is None
 
 
 def test_a_node_with_a_guard_gets_no_second_one(runs: Runs) -> None:

@@ -31,6 +31,7 @@ PUMPS_A_TURN = 4  # MiB from one FIFO before the others get their turn
 LITTLE, PAUSE = 2048, 0.005  # bytes, s
 LOOK_CLOSER_AFTER = 5.0  # s of silence until we look whether ranks are stopped, and then between two looks
 DYING_WINDOW = 5.0  # s from the end of a guard's channel to the end of the guard
+STOPPED_WINDOW = 1.0  # s to tell the head of the end of a guard that was killed because it did not stop
 
 
 class Recorder:
@@ -370,8 +371,8 @@ class Recorder:
 
     def _report_end(self, failure: Dict[str, Any], left: List[Dict[str, Any]]) -> None:
         """No guard will come: report to the gang, and write the exit record in the guard's place."""
-        self._orphan_until = time.monotonic() + 2 * LEASE
         stop = self._status["stop"] or state.read(os.path.join(self.folder, "stop.json"))
+        self._orphan_until = time.monotonic() + (2 * LEASE if stop is None else STOPPED_WINDOW)
         self._status = dict(
             self._status,
             phase=AttemptPhase.EXITED.value,
