@@ -258,3 +258,15 @@ def test_a_host_may_be_added_after_another_was_drained(runs: Runs, tmp_path: Any
     assert at_head.request("drain", {"run_id": run.run_id, "node": 2, "by": "ann"})["accepted"]
     end.touch()
     wait_until(lambda: run.record("exit.json"), 30, "the run ends")
+
+
+def test_a_head_that_lost_its_majority_still_knows_the_host_that_was_added(runs: Runs, tmp_path: Any) -> None:
+    run = runs.start(WORK, str(tmp_path / "never"), nproc=(1, 1, 1), options=electing("1:3"))
+    everybody_works(run, 1, 0, 1, 2)
+    added = {"run_id": run.run_id, "host": "host-3", "nproc": 1, "by": "ann"}
+    assert run.hosts[0].session.request("add", added)["node"] == 3
+    lose(run, 1)
+    lose(run, 2)
+    wait_until(lambda: run.listed(0)["state"] == "waiting", 30, "the head has no majority")
+    assert run.listed(0)["hosts"] == ["host-0", "host-1", "host-2", "host-3"]
+    run.stop(0, grace=0.0)

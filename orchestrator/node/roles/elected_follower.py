@@ -1,7 +1,7 @@
 """A node that is not the head, in a run that can elect another one: it follows whoever is elected."""
 
 import time
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..gang import gang_events
 from ..gang.election_state import SHORTER, SILENT_BEATS, Beat, Message
@@ -10,6 +10,7 @@ from ..guard.permit import clock
 from ..link.link import beat
 from ..link.messages import Malformed, OfHead
 from ..link.peers import RecorderApi
+from . import shown_state
 from .detour import Received
 from .election_messages import decode
 from .follower import WorkerLink
@@ -31,10 +32,10 @@ class ElectedFollower(WorkerLink):
     ) -> None:
         """`committed`: the gang, as far as this node knows that a majority has it."""
         self._leader = {"epoch": voter.epoch, "head": head}
+        self._committed = committed
         super().__init__(recorder, transport)
         self._voter = voter
         self._receive = receive
-        self._committed = committed
         self._head = head
 
     def follow(self, head: int) -> None:
@@ -50,6 +51,9 @@ class ElectedFollower(WorkerLink):
 
     def _leadership(self) -> Dict[str, int]:
         return self._leader
+
+    def _added(self) -> List[Dict[str, Any]]:
+        return shown_state.added(self._committed().nodes, self._spec)
 
     def close(self) -> None:
         for link in self._to_head():

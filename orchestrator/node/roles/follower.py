@@ -297,7 +297,11 @@ class WorkerLink(ClusterLink):
             self._end()
 
     def _show(self, label: Optional[str]) -> None:
-        shown_state.show(self._recorder.folder, label, self._leadership())
+        shown_state.show(self._recorder.folder, label, self._leadership(), self._added())
+
+    def _added(self) -> List[Dict[str, Any]]:
+        """The hosts that were added to the run, as far as this node knows."""
+        return []
 
     def _leadership(self) -> Dict[str, int]:
         """Who leads, in a run that can elect another head."""

@@ -383,7 +383,7 @@ class HeadLink(ClusterLink):
             return
         self._shown = label, len(nodes)
         self._hosts.extend(node.host for node in nodes[len(self._hosts) :])
-        added = [{"host": node.host, "nproc": node.nproc} for node in nodes[len(self._spec["nodes"]) :]]
+        added = shown_state.added(nodes, self._spec)
         shown_state.show(self._recorder.folder, label, self._leadership(), added)
 
     def _leadership(self) -> Dict[str, int]:

@@ -2,19 +2,24 @@
 
 import contextlib
 import os
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from ..host import state
 
 NAME = "gang.json"
 
 
-def show(folder: str, label: Optional[str], leadership: Dict[str, int], added: Sequence[Dict[str, Any]] = ()) -> None:
-    """`leadership`: `head epoch` of a run that can elect another head. `added`: host and nproc of hosts added to it."""
+def show(folder: str, label: Optional[str], leadership: Dict[str, int], hosts: Sequence[Dict[str, Any]] = ()) -> None:
+    """`leadership`: `head epoch` of a run that can elect another head. `hosts`: see `added`."""
     record: Dict[str, Any] = dict(leadership)
-    record.update({"label": label} if label is not None else {}, **({"added": list(added)} if added else {}))
+    record.update({"label": label} if label is not None else {}, **({"added": list(hosts)} if hosts else {}))
     with contextlib.suppress(OSError):
         if record:
             state.replace(os.path.join(folder, NAME), record)
         else:
             os.unlink(os.path.join(folder, NAME))
+
+
+def added(nodes: Sequence[Any], spec: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """`nodes`: those of the gang. The first ones are in the spec of this node."""
+    return [{"host": node.host, "nproc": node.nproc} for node in nodes[len(spec["nodes"]) :]]
