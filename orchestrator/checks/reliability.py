@@ -10,8 +10,10 @@ from ..answers.ledger import EndedRun, HostFailure
 
 RECENT = 5  # runs
 FAILED_LEAST = 2  # of them
-NOT_THE_HOST = ("script-exception", "collective-timeout", "worker-sigkilled")
-"""Codes of failures that say nothing about their host. Without a lack of memory, a person has killed the rank."""
+NOT_THE_HOST = ("script-exception", "collective-timeout", "worker-sigkilled", "membership-changed")
+"""Codes of failures that say nothing about their host. Without a lack of memory, a person has killed the rank. A head
+without a majority was left alone by the others.
+"""
 
 
 @dataclass(frozen=True)

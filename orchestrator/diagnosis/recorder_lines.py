@@ -11,9 +11,13 @@ from .transcript import LogLine
 RECORDER_LINE = re.compile(r"ddp-orch: (?!cannot start |setup line )")
 ATTEMPT = re.compile(r"ddp-orch: attempt (?P<attempt>\d+) on ")
 LOST = re.compile(r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:host|head) lost\b")
-STOPS = re.compile(
-    r"ddp-orch: (?:no (?:message from the head|majority of the hosts) .*: stopping|.*; stopping all nodes$)"
+KILLED_GUARD = re.compile(
+    r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:the|its) guard (?:and recorder )?w"
 )
+NO_MAJORITY = re.compile(r"ddp-orch: no majority of the hosts answers \(silent: (?P<hosts>[^)]+)\): stopping")
+STOPS = re.compile(r"ddp-orch: .*; stopping all nodes$")
+FENCES = re.compile(r"ddp-orch: no (?:message from the head|majority of the hosts) .*: stopping")
+FENCED_BEFORE = 3.0  # s: ranks are stopped when their permit lapses, and the recorder says why after a whole lease
 
 DRAINS = re.compile(r"ddp-orch: draining \S+: .*; stopping all nodes, to continue without it")
 
@@ -42,7 +46,9 @@ def split_off(lines: Sequence[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
 
 def find_own_stop(recorder: Sequence[LogLine]) -> float | None:
     """When ddp-orch began to stop the ranks: what they say of a SIGTERM after that is no cause."""
-    return min((line.at for line in recorder if line.at is not None and STOPS.match(line.text)), default=None)
+    stops = [line.at for line in recorder if line.at is not None and STOPS.match(line.text)]
+    stops += [line.at - FENCED_BEFORE for line in recorder if line.at is not None and FENCES.match(line.text)]
+    return min(stops, default=None)
 
 
 def find_lost_host(recorder: Sequence[LogLine]) -> tuple[str, LogLine] | None:
@@ -50,4 +56,20 @@ def find_lost_host(recorder: Sequence[LogLine]) -> tuple[str, LogLine] | None:
     for line in reversed(recorder):
         if match := LOST.match(line.text):
             return match["host"], line
+    return None
+
+
+def find_killed_guard(recorder: Sequence[LogLine]) -> tuple[str, LogLine] | None:
+    """The host whose guard was killed first, and the line that says so."""
+    for line in recorder:
+        if match := KILLED_GUARD.match(line.text):
+            return match["host"], line
+    return None
+
+
+def find_silent_hosts(recorder: Sequence[LogLine]) -> tuple[list[str], LogLine] | None:
+    """The hosts without which the head had no majority, and the line that says so."""
+    for line in recorder:
+        if match := NO_MAJORITY.match(line.text):
+            return sorted(match["hosts"].split(", ")), line
     return None

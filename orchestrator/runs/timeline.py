@@ -71,6 +71,8 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.Drain(fields=drained):
                 kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"
                 leaving.add(drained.node)
+            case recorded.NodeEvent("Elected", elected) if elected.node == head:
+                kind, what = "change", f"too few hosts answered for a while; {host(head)} was elected as the head again"
             case recorded.NodeEvent("Elected", elected):
                 why = "leaves the run" if head in ended else "was lost, or had no majority"
                 kind, what = "change", f"{host(elected.node)} was elected: the head, {host(head)}, {why}"

@@ -102,7 +102,8 @@ def test_it_ends_with_the_run_and_with_its_exit_code(folder: Path, status: str, 
         (folder / "mine").write_text(status)
         shown, said = process.communicate(timeout=60)
     assert process.returncode == code, said
-    assert shown == "" and run_id in said.splitlines()[-1]
+    assert shown == "" and run_id in said.splitlines()[-1 - bool(code)]
+    assert ("diagnose" in said.splitlines()[-1]) is bool(code)
     assert orch(folder, "wait", run_id).returncode == code  # of a run that is over
 
 

@@ -89,6 +89,7 @@ def test_a_full_disk_costs_the_line_and_no_more(folder: str, monkeypatch: pytest
     ("fields", "code"),
     [
         ({"lost": True}, "host-lost"),
+        ({"lost": True, "code": "membership-changed"}, "membership-changed"),
         ({"lost": True, "gone": True}, "agent-killed"),
         ({"stalled": True}, "collective-timeout"),
         ({"code": "gpu-lost", "exit_code": 1}, "gpu-lost"),

@@ -83,6 +83,15 @@ def add_lost_host(suspects: Suspects, scene: Scene) -> Suspects:
     """
     reported = recorder_lines.find_lost_host(scene.recorder_lines)
     host = scene.record.lost or (reported[0] if reported else None)
+    if killed := recorder_lines.find_killed_guard(scene.recorder_lines):
+        return (
+            *suspects,
+            Suspect("agent-killed", REPORTED, killed[1], None, killed[0], "high", "its guard was killed"),
+        )
+    if silent := recorder_lines.find_silent_hosts(scene.recorder_lines) if reported is None else None:
+        hosts, line = silent
+        why = "without it, the hosts that are left are no majority"
+        return (*suspects, *(Suspect("host-lost", REPORTED, line, None, host, "high", why) for host in hosts))
     if host is None:
         return suspects
     last = next((line for line in reversed(scene.lines) if line.host == host), None)

@@ -74,6 +74,7 @@ from .team import (
     will_try_again,
 )
 
+NO_MAJORITY = "membership-changed"  # the code of a failure for which the head is not to blame: others were silent
 START_WINDOW = 60.0  # s from an order to run until the node reports that it runs
 STOP_WINDOW = 20.0  # s that a node may need beyond the grace until it reports that it has stopped
 FAREWELL_WINDOW = 10.0  # s that the head waits for the others to end before it ends itself
@@ -205,6 +206,8 @@ def _on_report(state: State, event: Union[Started, Failed, Exited]) -> State:
         return after
     if event.fenced and state.phase is Phase.RUNNING:
         failure = dict(failure_of(state, event.node, "was cut off from the head", event.at), lost=True)
+        if event.node == state.head:
+            failure["code"] = NO_MAJORITY
         return _fail(change_node(after, event.node, lost_in=state.attempt), failure, event.at)
     return _fail(after, failure_of(state, event.node, "ended with an error", event.at), event.at)
 
@@ -262,7 +265,8 @@ def _on_elected(state: State, event: Elected) -> State:
     if drain.has_to_resign(state):
         return drain.on_elected(after, event.at)
     if old == event.node:  # it was without a majority for so long that its attempt has ended
-        return _fail(after, dict(failure_of(state, old, "was cut off from the others", event.at), lost=True), event.at)
+        failure = dict(failure_of(state, old, "was cut off from the others", event.at), lost=True, code=NO_MAJORITY)
+        return _fail(after, failure, event.at)
     failure = dict(failure_of(state, old, "head lost", event.at), lost=True)
     return _fail(_mark_lost(after, old, failure, event.at), failure, event.at)
 
