@@ -19,7 +19,7 @@ from .driver import COUNTER
 why_not = lab_slurm.missing()
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(420),
     pytest.mark.skipif(why_not is not None and "CI" not in os.environ, reason=str(why_not)),
 ]
 
@@ -82,7 +82,7 @@ def test_a_cancelled_job_leaves_no_process_on_its_hosts(slurm: Slurm) -> None:
 
 
 def test_a_requeued_job_continues_from_its_snapshot_and_ends_with_the_same_loss(slurm: Slurm) -> None:
-    up = "#!/bin/bash\nexec ddp-orch up @slurm --with inventory.yaml {} -- --epochs 2 --save-every 1000000\n"
+    up = "#!/bin/bash\nexec ddp-orch up @slurm --with inventory.yaml {} -- --epochs 12 --save-every 1000000\n"
     options = ("--nodes=3", "--time=10", "--open-mode=append")
     whole = slurm.submit(up.format(""), *options)
     wait_for_state(slurm, whole, "COMPLETED")
@@ -90,12 +90,12 @@ def test_a_requeued_job_continues_from_its_snapshot_and_ends_with_the_same_loss(
     wait_for(slurm, job, "epoch:1 step:")
     slurm.run("scancel", "--batch", "--signal=USR1", job)  # as sbatch --signal=B:USR1@600
     slurm.start_again(job)
-    output = wait_for(slurm, job, "done epoch:2")
+    output = wait_for(slurm, job, "done epoch:12")
     assert "saved epoch:" in output and "resumed epoch:" in output
     assert f"ddp-orch fetch slurm-{job}" in wait_for(slurm, job, "^run .* succeeded")
 
     def loss(text: str) -> list[str]:
-        return re.findall(r"done epoch:2 step:\d+ (test_loss:\S+ test_acc:\S+)", text)
+        return re.findall(r"done epoch:12 step:\d+ (test_loss:\S+ test_acc:\S+)", text)
 
     assert loss(output) == loss(slurm.output(whole).read_text()) != []
 
