@@ -21,6 +21,7 @@ from .launch import Job
 
 F_SETPIPE_SZ = 1031
 PIPE_SIZE = 1024 * 1024  # what ranks can write while the recorder is being restarted
+TORCHRUN_PATIENCE = 30.0  # s from its SIGTERM to its SIGKILL, which the other ranks get when one has failed
 BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it: in its exit barrier it ignores SIGTERM
 UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
 LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
@@ -76,7 +77,7 @@ class Tree:
         self._ranks: Dict[int, Tuple[processes.Process, int]] = {}  # pidfd -> (process, rank)
         self._ended: Dict[processes.Process, str] = {}
         self._ended_ranks: Set[int] = set()
-        self._unseen: List[Tuple[int, int]] = []  # rank, pid: those that torchrun had reaped before we looked
+        self._unseen: Optional[Tuple[int, int, float]] = None  # rank, pid, time of one that torchrun had reaped already
         self._finished: List[Dict[str, Any]] = []  # ranks that ended with 0 by themselves
         self._asked: Set[processes.Process] = set()  # those that had their SIGTERM
         self._asked_groups: Set[int] = set()
@@ -177,7 +178,7 @@ class Tree:
         os.close(handle)
         status = processes.stat(process.pid)
         if status is None or status.process != process or status.state not in "ZX":
-            self._unseen.append((rank, process.pid))  # torchrun has reaped it before we looked
+            self._unseen = rank, process.pid, time.monotonic()
             return
         self._rank_done(rank, status.exit_status, process.pid)
 
@@ -222,8 +223,7 @@ class Tree:
             return  # a consequence of our own signals
         (code, name), what = rank_failure.describe(status), ""
         sent = None if rank is None else self._sent.get(rank)
-        if self._unseen and rank is not None and name == "SIGTERM" and sent != signal.SIGTERM:
-            self._report_unseen(*self._unseen[-1])  # torchrun stops the others within 0.1 s
+        if rank is not None and name == "SIGTERM" and sent != signal.SIGTERM and self._report_unseen():
             return
         if rank is None and code == job.SETUP_FAILED:
             what = "a line of `setup` failed"
@@ -234,9 +234,14 @@ class Tree:
         who = self._agent if rank is None else "rank %d" % rank
         self._report(rank_failure.record(who, rank, status, pid, what, sent, self._oom_kills))
 
-    def _report_unseen(self, rank: int, pid: int) -> None:
+    def _report_unseen(self) -> bool:
+        """A rank ended by SIGTERM: report the one that torchrun reaped before it, and stops the others for, if any."""
+        if self._unseen is None or time.monotonic() - self._unseen[2] > TORCHRUN_PATIENCE:
+            return False
+        rank, pid, _ = self._unseen
         what = "failed, and torchrun stopped the others"
         self._report(rank_failure.record("rank %d" % rank, rank, None, pid, what, None, self._oom_kills))
+        return True
 
     # ending
 
