@@ -257,7 +257,24 @@ class Stalled:
     fields: StalledFields
 
 
-_KNOWN = "StartRequested|PortFound|Started|StopRequested|Failed|Exited|Lost|Restarted|Drain|Added|Stalled|Elected"
+@dataclass(frozen=True)
+class AgreedFields:
+    at: UnixTime
+    note: str = ""
+    """What a reader wants to know about the files that the ranks get; "" if nothing."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The output folders of the hosts are equal (`run.resume`)."""
+
+    event: Literal["Agreed"]
+    fields: AgreedFields
+
+
+_KNOWN = (
+    "StartRequested|PortFound|Started|StopRequested|Failed|Exited|Lost|Restarted|Drain|Added|Stalled|Agreed|Elected"
+)
 
 
 @dataclass(frozen=True)
@@ -267,7 +284,19 @@ class OtherEvent:
     event: Annotated[str, re.compile(rf"(?!({_KNOWN})$)[A-Za-z]{{1,40}}").fullmatch]
 
 
-Event = OtherEvent | AttemptOrdered | Started | StopRequested | Failed | Exited | NodeEvent | Drain | Added | Stalled
+Event = (
+    OtherEvent
+    | AttemptOrdered
+    | Started
+    | StopRequested
+    | Failed
+    | Exited
+    | NodeEvent
+    | Drain
+    | Added
+    | Stalled
+    | Agreed
+)
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,12 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 kind, what = "failure", f"no output from any rank for {stalled.quiet:.0f} s"
             case recorded.StopRequested(fields=stopped):
                 kind, what = "request", f"stopped by {stopped.by}"
+            case recorded.Agreed(fields=agreed) if agreed.note:
+                kind, what = "change", agreed.note
             case recorded.Started(fields=started):
                 lost.discard(started.node)
                 continue
-            case recorded.OtherEvent():
+            case recorded.Agreed() | recorded.OtherEvent():
                 continue
         result.append(Entry(event.fields.at, kind, what))
     return result

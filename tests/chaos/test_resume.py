@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+from e2e.driver import ok, orch
 from lab.lab import Lab
 
+from .test_head_lost import electing
 from .test_spares import with_spare
 from .trial import Trial, kill, trial, worker
 
@@ -81,3 +84,23 @@ def test_hosts_that_were_cut_off_get_the_files_when_they_are_back(lab3: Lab) -> 
     (step,) = resumed_at(run, 2)
     assert step >= 20
     assert re.search(r"node-2: 2 files .*\bnode-[01]\b", run.output)
+
+
+@pytest.mark.timeout(600)
+def test_what_a_lost_head_had_saved_is_kept_when_it_is_back(lab3: Lab) -> None:
+    """Nobody knows which files are worth more, so both are there, and the log says so."""
+    with trial(lab3, electing(lab3, "2:3", resume="head"), SAVES, "100000") as run:
+        run.wait_for("rank 2 step 40 ")
+        lab3.hosts[0].crash()
+        run.wait_for("resumes at", times=5, timeout=60)
+        lab3.hosts[0].boot()
+        run.wait_for("node-0 is back", timeout=90)
+        kill(lab3.hosts[2], worker(lab3.hosts[2], run.run_id))
+        run.wait_for("resumes at", times=8, timeout=90)
+        events = ok(orch(lab3, "events", run.run_id, "-i", run.inventory)).stdout
+        ok(orch(lab3, "kill", run.run_id, "-i", run.inventory))
+    (kept,) = lab3.hosts[0].home.rglob(".ddp-orch.kept/*/snapshot.json")
+    assert json.loads(kept.read_text())[0] >= 40
+    missing = "node-0, where rank 0 ran, does not answer, and node-1 has no files"
+    for told in (run.output, events):
+        assert missing in told and re.search(r"node-0: 1 file that rank 0 saved there moved to \S*\.kept/", told)

@@ -31,6 +31,22 @@ def test_head_makes_every_folder_that_of_the_head() -> None:
     assert [entry.path for entry in (*planned[2].folders, *planned[2].links)] == ["a", "last"]
 
 
+def test_what_rank_0_saved_is_kept_where_others_went_on_without_it() -> None:
+    head = folder(file("config", 1), file("model", 9))
+    back = folder(file("config", 1), file("model", 5), file("log"))
+    for mode, leads, kept in (("head", True, True), ("head", False, False), ("newest", True, False)):
+        planned = copies.plan(mode, {0: head, 1: back._replace(leads=leads)}, 0, [1])[1]
+        assert planned.keep is kept and fetched(planned) == {0: ["model"]} and planned.space == 10
+        assert planned.aside == (("model", "log") if kept else ("log",))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (172800, "2 days")]
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert copies.age_of(seconds) == text
+
+
 def test_a_new_head_is_the_one_whose_folder_counts() -> None:
     listings = {0: folder(file("model", 5)), 1: folder(file("model", 3))}
     assert fetched(copies.plan("head", listings, 1, [0, 1])[0]) == {1: ["model"]}

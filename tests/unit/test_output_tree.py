@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.node.host import state
 from orchestrator.node.resume import output_tree
 from orchestrator.node.resume.copies import FILE, FOLDER, LINK, Entry
 from orchestrator.node.resume.output_tree import Incoming
@@ -139,6 +140,20 @@ def test_files_that_are_moved_aside_are_kept_until_the_next_time(tmp_path: Path)
     (tmp_path / "log").write_text("")
     Incoming(str(tmp_path)).move_aside(["log"])
     assert os.listdir(kept) == ["log"]
+
+
+def test_files_that_only_this_host_has_are_kept_for_good(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    assert not output_tree.leads(root)
+    output_tree.mark_leads(root, True)
+    assert output_tree.leads(root) and output_tree.listing(root) == [] and not state.has_files(root)
+    (tmp_path / "model").write_text("mine")
+    Incoming(root).move_aside(["model"], output_tree.KEPT + "/now")
+    Incoming(root).move_aside([])
+    assert (tmp_path / output_tree.KEPT / "now" / "model").read_text() == "mine"
+    for _ in range(2):
+        output_tree.mark_leads(root, False)
+        assert not output_tree.leads(root)
 
 
 def test_hosts_recognise_a_folder_that_they_share(tmp_path: Path) -> None:

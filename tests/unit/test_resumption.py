@@ -135,7 +135,7 @@ def test_copies_may_take_any_time_as_long_as_bytes_arrive(copying: Copying) -> N
     for minute in range(100):
         copying.hear(100.0 + minute * (TIMEOUT - 1), left={"1": 1000 - minute})
     assert copying.events == []
-    copying.hear(10_000.0, done=True)
+    copying.hear(10_000.0, done=True, note="")
     assert copying.events == [Agreed(1, (0, 1), 10_000.0)]
 
 

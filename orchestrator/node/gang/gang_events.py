@@ -152,11 +152,15 @@ class Checked(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """The output folders of a team have been brought to agreement for an attempt (`run.resume`)."""
+    """The output folders of a team have been brought to agreement for an attempt (`run.resume`).
+
+    `note`: what a reader of the events wants to know: files that are missing, or were kept. "" if nothing.
+    """
 
     attempt: int
     team: Tuple[int, ...]
     at: float
+    note: str = ""
 
 
 class NotAgreed(NamedTuple):

@@ -25,6 +25,8 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 from .small_files import text_of
 
 OUTPUT_LOCK = ".ddp-orch.lock"  # in an output folder on a shared disk: held by the head of the run that uses it
+OUTPUT_LEADS = ".ddp-orch.leads"  # in an output folder: see resume/output_tree.py
+OUTPUT_MARKS = (OUTPUT_LOCK, OUTPUT_LEADS)
 RESERVE = 64 * 1024  # bytes
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}\Z")
@@ -308,10 +310,11 @@ def output_folder(run_folder: str, spec: Dict[str, Any]) -> str:
     return spec.get("shared_output") or os.path.join(home_of(run_folder), "out", spec["name"])
 
 
-def has_files(run_folder: str, spec: Dict[str, Any]) -> bool:
-    """Whether something was saved to the output folder on this host."""
+def has_files(output: str) -> bool:
+    """Whether something was saved to an output folder on this host."""
     try:
-        return bool(os.listdir(output_folder(run_folder, spec)))
+        with os.scandir(output) as entries:
+            return any(entry.name not in OUTPUT_MARKS for entry in entries)
     except OSError:
         return False
 

@@ -28,17 +28,22 @@ class Entry(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The output folder of one node. `incomplete`: copying to it was interrupted. `free`: bytes on its disk."""
+    """The output folder of one node. `incomplete`: copying to it was interrupted. `free`: bytes on its disk.
+
+    `leads`: rank 0 ran there, and no other node has what it saved since.
+    """
 
     entries: Tuple[Entry, ...]
     incomplete: bool
     free: int
+    leads: bool = False
 
 
 class Copies(NamedTuple):
     """What one node has to do, in this order."""
 
     aside: Tuple[str, ...]  # to be moved aside; what is in a folder comes before it
+    keep: bool  # what is moved aside stays there, as nobody else has it
     folders: Tuple[Entry, ...]
     links: Tuple[Entry, ...]
     files: Dict[int, List[Entry]]  # by the node to fetch them from
@@ -62,13 +67,15 @@ def plan(mode: str, listings: Dict[int, Listing], head: int, targets: Sequence[i
     """What each of the targets has to do. `mode`: head, newest or union."""
     if mode == "union":
         wanted = _union(listings)
-        return {target: _copies(listings[target], target, wanted, set()) for target in targets}
+        return {target: _copies(listings[target], target, wanted, set(), keep=False) for target in targets}
     source = source_of(mode, listings, head)
     wanted = {entry.path: (entry, [source]) for entry in listings[source].entries}
-    return {
-        target: _copies(listings[target], target, wanted, {entry.path for entry in listings[target].entries})
-        for target in targets
-    }
+    planned = {}
+    for target in targets:
+        own = {entry.path for entry in listings[target].entries}
+        keep = mode == "head" and target != source and listings[target].leads
+        planned[target] = _copies(listings[target], target, wanted, own, keep)
+    return planned
 
 
 def source_of(mode: str, listings: Dict[int, Listing], head: int) -> int:
@@ -101,12 +108,12 @@ def _rank(entry: Entry) -> Tuple[bool, int]:
     return entry.kind == FOLDER, entry.mtime
 
 
-def _copies(listing: Listing, target: int, wanted: Holders, own: Iterable[str]) -> Copies:
-    """`own`: paths of the target that are moved aside where they are not wanted."""
+def _copies(listing: Listing, target: int, wanted: Holders, own: Iterable[str], keep: bool) -> Copies:
+    """`own`: paths of the target that are moved aside where they are not wanted. `keep`: also where they differ."""
     has = {entry.path: entry for entry in listing.entries}
     missing = [held for path, held in wanted.items() if not held[0].equals(has.get(path))]
     aside = {path for path in own if path not in wanted}
-    aside |= {entry.path for entry, _ in missing if entry.path in has and has[entry.path].kind != entry.kind}
+    aside |= {entry.path for entry, _ in missing if entry.path in has and (keep or has[entry.path].kind != entry.kind)}
     files: Dict[int, List[Entry]] = {}
     for number, (entry, holders) in enumerate(missing):
         if entry.kind == FILE:  # hosts that have the same file share the work of sending it
@@ -116,6 +123,7 @@ def _copies(listing: Listing, target: int, wanted: Holders, own: Iterable[str]) 
     peak = sum(entry.disk for entry in copied) - sum(replaced) + max(replaced, default=0)
     return Copies(
         tuple(sorted(aside, reverse=True)),
+        keep,
         tuple(sorted(entry for entry, _ in missing if entry.kind == FOLDER)),
         tuple(entry for entry, _ in missing if entry.kind == LINK),
         files,
@@ -140,3 +148,10 @@ def size_of(size: float) -> str:
             return "%d B" % size if unit == "B" else "%.1f %s" % (size, unit)
         size /= 1000.0
     return "%.1f TB" % size
+
+
+def age_of(seconds: float) -> str:
+    for unit, length, most in (("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172800.0)):
+        if seconds < most:
+            return "%d %s" % (max(seconds, 0.0) / length, unit)
+    return "%d days" % (seconds / 86400.0)

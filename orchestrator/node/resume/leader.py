@@ -1,7 +1,7 @@
 """The verb `resume-lead`: the part of the head. Has all servers list, plans the copies, has the servers make them.
 
-Prints lines of JSON: `say`, a line for the log; `left`, the bytes that nodes have yet to receive; at the end `done`, or
-`failed` with the node and whether to try again.
+Prints lines of JSON: `say`, a line for the log; `left`, the bytes that nodes have yet to receive; at the end `done`
+with a note for the events of the run, or `failed` with the node and whether to try again.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, TypeVar
 
 from ..host import processes
 from ..link.link import LinkClosed
-from . import copies
+from . import copies, output_tree
 from .channel import Channel, Refused, connect
 from .memory_leader import MemoryLeader
 from .server import ENTRIES, listed
@@ -34,8 +34,8 @@ class Failed(Exception):
 
 class Leader:
     def __init__(self, given: Dict[str, Any], tell: Callable[..., None]) -> None:
-        """`given`: key, node, mode, limit (bytes), head, source, team, nodes: host, addresses and port of each by
-        number. `source` had rank 0 before `head`.
+        """`given`: key, node, mode, limit (bytes), head, source, source_host, team, nodes: host, addresses and port
+        of each by number. `source` had rank 0 before `head`.
 
         `mode` is none if only `memory` is to be brought to agreement: see MemoryLeader; null if there is none.
         `only_ring`: close the ring of memory, and nothing else.
@@ -51,6 +51,7 @@ class Leader:
         self._team = list(given["team"])
         self._channels: Dict[int, Channel] = {}
         self._holders: Dict[int, int] = {}  # by node: the first node that has the same folder
+        self._notes: List[str] = []
 
     def run(self) -> None:
         """Raises Failed."""
@@ -64,13 +65,26 @@ class Leader:
                 memory.agree()
             memory.close_ring()
 
+    @property
+    def note(self) -> str:
+        """What somebody who reads the events of the run wants to know."""
+        return "; ".join(self._notes)
+
     def _agree_on_outputs(self) -> None:
+        mode = self._given["mode"]
         self._holders = self._find_holders()
-        if len(set(self._holders.values())) < 2:
-            return
         listings = self._on_all(self._list, sorted(set(self._holders.values())))
+        source = copies.source_of(mode, listings, self._source(listings))
+        if mode == "head":
+            self._note_missing_files(source, listings[source])
+        if len(listings) > 1:
+            self._make_equal(listings, source)
+        if mode == "head":
+            self._mark(source)
+
+    def _make_equal(self, listings: Dict[int, copies.Listing], source: int) -> None:
         targets = {self._holders[number] for number in self._team}
-        planned = copies.plan(self._given["mode"], listings, self._source(listings), sorted(targets))
+        planned = copies.plan(self._given["mode"], listings, source, sorted(targets))
         planned = {number: each for number, each in planned.items() if not each.is_empty}
         for number, each in planned.items():
             self._check_size(number, each, listings[number].free)
@@ -87,6 +101,28 @@ class Leader:
         if source in listings and any(entry.kind == copies.FILE for entry in listings[source].entries):
             return source
         return head
+
+    def _note_missing_files(self, source: int, listing: copies.Listing) -> None:
+        """Rank 0 saved on a host that is not there, and ranks go on without these files."""
+        is_shared = len(set(self._holders.values())) < len(self._holders)  # perhaps with that host, too
+        if self._given["source"] in self._holders or is_shared:
+            return
+        saved = max((entry.mtime for entry in listing.entries if entry.kind == copies.FILE), default=None)
+        what = "%s, where rank 0 ran, does not answer" % self._given["source_host"]
+        if saved is None:
+            what += ", and %s has no files: the ranks begin without" % self._hosts[source]
+        else:
+            age = copies.age_of(time.time() - saved / 1e9)
+            what += ": the ranks get the files of %s, the newest %s old" % (self._hosts[source], age)
+        self._notes.append(what)
+        self._tell(say=what)
+
+    def _mark(self, source: int) -> None:
+        """From now on, only the head will have what rank 0 saves; others have what `source` had."""
+        head = self._holders[self._given["head"]]
+        self._on_all(lambda number: self._ask(number, do="mark", leads=True), [head])
+        if source != head:
+            self._on_all(lambda number: self._ask(number, do="mark", leads=False), [source])
 
     # the steps
 
@@ -106,7 +142,7 @@ class Leader:
 
     def _list(self, number: int) -> copies.Listing:
         entries, end = listed(self._channels[number])
-        return copies.Listing(tuple(entries), end["incomplete"], end["free"])
+        return copies.Listing(tuple(entries), end["incomplete"], end["free"], end["leads"])
 
     def _check_size(self, number: int, planned: copies.Copies, free: int) -> None:
         host, size = self._hosts[number], copies.size_of
@@ -114,11 +150,13 @@ class Leader:
             what = "%s: run.resume: %s are to be copied there, and run.resume_limit is %s"
             raise Failed(number, what % (host, size(planned.size), size(self._given["limit"])), again=False)
         if planned.files and planned.space + RESERVE > free:
-            what = "%s: run.resume: the copies need %s, and the disk of the output folder has %s free"
-            raise Failed(number, what % (host, size(planned.space + RESERVE), size(free)), again=False)
+            what = "%s: run.resume: the copies need %s, and the disk of the output folder has %s free%s"
+            kept = "; what rank 0 saved there is kept beside them" if planned.keep and planned.aside else ""
+            raise Failed(number, what % (host, size(planned.space + RESERVE), size(free), kept), again=False)
 
     def _copy(self, number: int, planned: copies.Copies) -> None:
         begun, channel = time.monotonic(), self._channels[number]
+        kept = os.path.join(output_tree.KEPT, time.strftime("%Y-%m-%dT%H-%M-%S"))
         files = [
             {"from": source, "files": entries[begin : begin + ENTRIES]}
             for source, entries in planned.files.items()
@@ -127,6 +165,7 @@ class Leader:
         channel.send(
             do="copy",
             aside=planned.aside,
+            into=kept if planned.keep else output_tree.REPLACED,
             folders=planned.folders,
             links=planned.links,
             sources={source: self._contacts[source] for source in planned.files},
@@ -146,7 +185,11 @@ class Leader:
         if planned.files:
             seconds = time.monotonic() - begun
             self._tell(say="%s: %s in %.1f s" % (self._hosts[number], copies.summary(planned, self._hosts), seconds))
-        if planned.aside:
+        if planned.aside and planned.keep:
+            what = "%s: %s that rank 0 saved there moved to %s in the output folder: the ranks resume from other files"
+            self._notes.append(what % (self._hosts[number], copies.files_of(len(planned.aside)), kept))
+            self._tell(say=self._notes[-1])
+        elif planned.aside:
             what = "%s: %s moved to .ddp-orch.replaced: not in the folder of the other hosts"
             self._tell(say=what % (self._hosts[number], copies.files_of(len(planned.aside))))
 
@@ -194,10 +237,11 @@ def main() -> int:
         with lock:
             print(json.dumps(message), flush=True)
 
+    leader = Leader(given, tell)
     try:
-        Leader(given, tell).run()
+        leader.run()
     except Failed as failed:
         tell(failed=str(failed), node=failed.node, again=failed.again)
     else:
-        tell(done=True)
+        tell(done=True, note=leader.note)
     os._exit(0)

@@ -4,6 +4,8 @@ Our own names in it begin with `.ddp-orch`, and are not listed:
 
 .ddp-orch.incoming/   files that are not complete yet. While it exists, the folder may be half a copy of another one
 .ddp-orch.replaced/   files that were moved aside because the other hosts do not have them, until the next time
+.ddp-orch.leads       rank 0 ran here, and no other host has what it saved since. With `run.resume: head` only
+.ddp-orch.kept/DATE/  what rank 0 had saved here when another host went on without these files. It stays
 """
 
 import contextlib
@@ -13,10 +15,11 @@ import shutil
 import stat
 from typing import Iterator, List, Tuple
 
+from ..host.state import OUTPUT_LEADS
 from .copies import FILE, FOLDER, LINK, Entry
 
 OWN = ".ddp-orch"
-INCOMING, REPLACED = OWN + ".incoming", OWN + ".replaced"
+INCOMING, REPLACED, KEPT = OWN + ".incoming", OWN + ".replaced", OWN + ".kept"
 PIECE = 512 * 1024  # bytes of a file that travel at once
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -123,8 +126,8 @@ class Incoming:
         os.mkdir(self._aside, 0o700)
         _sync(root)
 
-    def move_aside(self, paths: List[str]) -> None:
-        """Folders are given after what is in them."""
+    def move_aside(self, paths: List[str], into: str = REPLACED) -> None:
+        """`into`: a path in the output folder. Folders are given after what is in them."""
         _remove(os.path.join(self._root, REPLACED))
         for path in paths:
             with _parent(self._root, path) as (folder, name):
@@ -132,7 +135,7 @@ class Incoming:
                     with contextlib.suppress(OSError):  # something is in it that is not ours to move, such as a socket
                         os.rmdir(name, dir_fd=folder)
                     continue
-                kept = os.path.join(self._root, REPLACED, path)
+                kept = os.path.join(self._root, into, path)
                 os.makedirs(os.path.dirname(kept), 0o700, exist_ok=True)
                 os.rename(name, kept, src_dir_fd=folder)
 
@@ -189,6 +192,21 @@ class IncomingFile:
 
 def is_incomplete(root: str) -> bool:
     return os.path.lexists(os.path.join(root, INCOMING))
+
+
+def leads(root: str) -> bool:
+    return os.path.lexists(os.path.join(root, OUTPUT_LEADS))
+
+
+def mark_leads(root: str, leads: bool) -> None:
+    """Note whether only this folder will have what rank 0 saves from now on."""
+    path = os.path.join(root, OUTPUT_LEADS)
+    if leads:
+        os.makedirs(root, 0o700, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def leave_token(root: str, name: str) -> None:

@@ -90,6 +90,9 @@ class Server:
             channel.send()
         elif kind == "list":
             self._list(channel)
+        elif kind == "mark":
+            output_tree.mark_leads(self._root, request["leads"])
+            channel.send()
         elif kind == "send":
             self._send(channel, self._root, request["path"])
         elif kind == "send memory" and self._memory is not None:
@@ -104,7 +107,9 @@ class Server:
         entries = output_tree.listing(self._root)
         for begin in range(0, len(entries), ENTRIES):
             channel.send(entries=entries[begin : begin + ENTRIES])
-        channel.send(free=output_tree.free(self._root), incomplete=output_tree.is_incomplete(self._root))
+        root = self._root
+        incomplete, leads = output_tree.is_incomplete(root), output_tree.leads(root)
+        channel.send(free=output_tree.free(root), incomplete=incomplete, leads=leads)
 
     def _send(self, channel: Channel, root: str, path: str) -> None:
         handle = output_tree.open_file(root, path)
@@ -127,7 +132,7 @@ class Server:
             for fields in message["files"]:
                 files.put((message["from"], Entry(*fields)))
         incoming = output_tree.Incoming(self._root)
-        incoming.move_aside(request["aside"])
+        incoming.move_aside(request["aside"], request["into"])
         for fields in request["folders"]:
             incoming.make_folder(Entry(*fields))
         for fields in request["links"]:

@@ -43,7 +43,7 @@ class Round(NamedTuple):
     attempt: int
     only_ring: bool
     team: Tuple[int, ...]
-    source: int  # with `run.resume: head`: the host of rank 0 in the attempt before, if it is there, else the head
+    source: int  # with `run.resume: head`: the host of rank 0 in the attempt before; it may not be among the nodes
     nodes: Tuple[int, ...]  # all that can take part: what another node has may be needed
     hosts: Tuple[str, ...]  # of all nodes; some may have been added after the start
     ranks: Tuple[int, ...]  # of all nodes
@@ -110,7 +110,7 @@ class Resumption:
             self._stop(keep_servers=self._has_memory)
             self._ring = done.attempt
             if not done.only_ring:
-                self._happens(Agreed(done.attempt, done.team, at))
+                self._happens(Agreed(done.attempt, done.team, at, messages.one_line(line["note"])))
         elif line["again"]:
             self._try_again(line["node"], messages.one_line(line["failed"]), at)
         else:
@@ -175,8 +175,7 @@ class Resumption:
         self._contacts, self._refusals, self._left = {}, {}, {}
         hosts, ranks = tuple(node.host for node in current.nodes), tuple(node.nproc for node in current.nodes)
         attempt = current.attempt + (0 if only_ring else 1)
-        source = current.team[0] if current.team[0] in nodes else team[0]
-        self._round = Round(int(at * 1000), attempt, only_ring, team, source, tuple(nodes), hosts, ranks, at)
+        self._round = Round(int(at * 1000), attempt, only_ring, team, current.team[0], tuple(nodes), hosts, ranks, at)
         self._serve_everywhere(self._round, self._round.number)
 
     def _serve_everywhere(self, current: Round, number: int) -> None:
@@ -197,7 +196,8 @@ class Resumption:
         if any(number not in self._contacts for number in self._round.team):
             return
         answered = {*self._contacts, *self._refusals}
-        needs_source = self._spec["resume"] == "head" and self._round.source not in answered
+        awaited = self._round.source in self._round.nodes and self._round.source not in answered
+        needs_source = self._spec["resume"] == "head" and awaited
         if waited < (OPEN_WINDOW if needs_source else SPARE_WINDOW) and not answered.issuperset(self._round.nodes):
             return
         try:
@@ -217,6 +217,7 @@ class Resumption:
             "only_ring": current.only_ring,
             "head": current.team[0],
             "source": current.source,
+            "source_host": current.hosts[current.source],
             "team": current.team,
             "nodes": {number: dict(each, host=current.hosts[number]) for number, each in self._contacts.items()},
         }
@@ -249,7 +250,8 @@ class Resumption:
         spec, alone = self._spec, len(current.nodes) == 1
         if self._warned_of_outputs or alone or spec.get("resume", "none") != "none" or spec.get("shared_output"):
             return
-        if spec["command"][2:4] == ["-m", "trainer"] or not state.has_files(self._recorder.folder, spec):
+        output = state.output_folder(self._recorder.folder, spec)
+        if spec["command"][2:4] == ["-m", "trainer"] or not state.has_files(output):
             return
         self._warned_of_outputs = True
         self._recorder.say(

@@ -180,7 +180,7 @@ def _roots(arguments: Dict[str, Any]) -> Tuple[str, Optional[Code]]:
 def _all(output: str, code: Optional[Code], parts: Sequence[str]) -> Iterator[Tuple[str, str]]:
     """(path as it is listed, path here) of all that is no folder."""
     for path in _walk(output, "") if "output" in parts else ():
-        if path != state.OUTPUT_LOCK and path.split("/")[0] != INCOMING:
+        if path not in state.OUTPUT_MARKS and path.split("/")[0] != INCOMING:
             yield path, os.path.join(output, path)
     for path in sorted(_written(code)) if code and "code" in parts else ():
         yield _shown_below(output) + "/" + path, os.path.join(code[0] if code else "", path)

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ..guard import autostart, guard_process, warm
 from ..host import memory_folder, network, processes, state
 from ..link.link import JOIN_WINDOW
-from . import link_port, retire, runs
+from . import link_port, retire
 from . import locks as run_locks
 from .wire import Refused
 
@@ -28,7 +28,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     beside = [] if spec["gpu_ids"] or state.is_witness(spec) else _guarded_runs()
     folder = _make_folder(spec)
     has_output = not state.is_witness(spec) and (spec["node"] == 0 or not spec["shared_output"])
-    resumes = has_output and runs.not_empty(state.output_folder(folder, spec))
+    resumes = has_output and state.has_files(state.output_folder(folder, spec))
     sockets: Dict[str, List[socket.socket]] = {}
     locks: List[int] = []
     addresses: List[str] = []

@@ -71,7 +71,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         answer["verdict"] = ended["verdict"]
         # listing runs must not wait for a shared disk, whose server may hang
         answer["outputs"] = not state.is_witness(spec) and (
-            bool(spec.get("shared_output")) or not_empty(state.output_folder(folder, spec))
+            bool(spec.get("shared_output")) or state.has_files(state.output_folder(folder, spec))
         )
         if ended["outcome"] and ended["outcome"]["ok"]:
             answer["exit_code"] = 0
@@ -100,14 +100,6 @@ def _script(command: List[str]) -> str:
     if words[:1] == ["-c"] and len(words) > 2:
         return " ".join(words[2:])[:SCRIPT_MOST]
     return " ".join(words[: 2 if words[:1] == ["-m"] else 1])[:SCRIPT_MOST]
-
-
-def not_empty(folder: str) -> bool:
-    try:
-        with os.scandir(folder) as entries:
-            return any(entry.name != state.OUTPUT_LOCK for entry in entries)
-    except OSError:
-        return False
 
 
 def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
