@@ -62,7 +62,8 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
     def shown(text: object) -> str:
         return presentable(str(text), False, mask)
 
-    record = next((records[host] for host in run.nodes if host in records), None)
+    source = timeline.source(run.nodes, run.head, records)
+    record = records[source] if source else None
     spec = record.spec if record else None
     started = recent.started(run.run_id)
     events = timeline.entries(record.events, [node.host for node in spec.nodes]) if record and spec else []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 
-from ..answers.recorded import RECORD
-from ..errors import OrchError, UnreachableError
-from ..hosts.fleet import Fleet
+from ..answers.recorded import RECORD, Record
+from ..errors import UnreachableError
+from ..hosts.fleet import Fleet, Results, fold_failures
 from ..inventory.model import Host, Inventory
 from ..output import span
+from ..output.console import Console
 from ..output.lines import presentable, rfc3339, whole_seconds
 from ..runs import registry, timeline
 from ..runs.follow import clock_ahead
@@ -26,9 +28,9 @@ def events(
     with open_fleet(inventory, short_timeout=True) as fleet:
         lookup = find_run(fleet, inventory, run_name, console)
         mask = make_mask(inventory, lookup.run, console)
-        head = _find_head(inventory, lookup.run)
-        entries = _ask_head(fleet, head, lookup.run)
-        ahead = clock_ahead(fleet.session(head)) if since or until else 0.0
+        host, record = _find_record(fleet, inventory, lookup.run, console)
+        entries = timeline.entries(record.events, [node.host for node in record.spec.nodes] if record.spec else [])
+        ahead = clock_ahead(fleet.session(host)) if since or until else 0.0
     shown = span.parse(since, until, time.time() + ahead)
     began = entries[0].at if entries else 0.0
     rows = [
@@ -49,20 +51,23 @@ def events(
     return 0
 
 
-def _find_head(inventory: Inventory, run: registry.Run) -> Host:
-    """Only the head has all events."""
+def _find_record(fleet: Fleet, inventory: Inventory, run: registry.Run, console: Console) -> tuple[Host, Record]:
+    """The record of the head. If that does not answer: of the host that knows most. Raises UnreachableError."""
+
+    def ask(names: Iterable[str]) -> Results[Record]:
+        hosts = [host for host in inventory.machines if host.name in names]
+        return fleet.each(hosts, lambda _, session: session.request(RECORD, {"run_id": run.run_id}))
+
     head = next((name for name, number in run.all_nodes.items() if number == run.head), None)
-    host = next((host for host in inventory.hosts if host.name == head), None)
-    if host is None:
-        raise UnreachableError(f"the head of run {run.run_id} is not in {inventory.path}; only it knows the events")
-    return host
-
-
-def _ask_head(fleet: Fleet, head: Host, run: registry.Run) -> list[timeline.Entry]:
-    """Raises UnreachableError if the head does not answer."""
-    try:
-        record = fleet.session(head).request(RECORD, {"run_id": run.run_id})
-    except OrchError as error:
-        raise UnreachableError(f"{head.name}, the head of run {run.run_id}, knows the events: {error}") from error
-    names = [node.host for node in record.spec.nodes] if record.spec else []
-    return timeline.entries(record.events, names)
+    answers = ask([head] if head else [])
+    host, found = head, dict(answers.done)
+    if not found:
+        found = dict(ask(set(run.nodes) - {head}).done)
+        host = timeline.source(run.nodes, run.head, found)
+    chosen = next((each for each in inventory.hosts if each.name == host), None)
+    if chosen is None or not found[chosen.name].events:
+        why = "; ".join(fold_failures(answers.failed))
+        raise UnreachableError(f"no host that answers has the events of run {run.run_id}{why and ': '}{why}")
+    if host != head:
+        console.warning(f"{head or 'the head'} does not answer: these are the events that {host} knows")
+    return chosen, found[chosen.name]

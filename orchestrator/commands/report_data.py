@@ -89,7 +89,10 @@ def make(
     lines that may contain figures. `last_lines`: of the rank that failed first. `log`: the last lines of each rank.
     `span`: that of `figures`, and of the load of the machines, by the clock of the head.
     """
-    head, spec = next((record, record.spec) for record in records.values() if record.run and record.spec)
+    complete = {host: record for host, record in records.items() if record.run and record.spec}
+    head = complete[timeline.source(run.nodes, run.head, complete) or next(iter(complete))]
+    spec = head.spec
+    assert spec is not None
     entries = timeline.entries(head.events, [node.host for node in spec.nodes])
     began = entries[0].at if entries else min((line.at for line in figures), default=0.0)
     values = _count_on(_figures(figures))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,15 @@ class Entry:
     """Unix time, seconds, by the clock of the head."""
     kind: Kind
     what: str
+
+
+def source(nodes: Mapping[str, int], head: int, records: Mapping[str, recorded.Record]) -> str | None:
+    """The host whose record has the events of a run: its head. If that has not answered, the one that knows most.
+
+    `nodes`: the number of each host, in order of preference.
+    """
+    hosts = [host for host in nodes if host in records]
+    return max(hosts, key=lambda host: (nodes[host] == head, len(records[host].events)), default=None)
 
 
 def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entry]:

@@ -52,3 +52,15 @@ def test_of_the_two_hosts_that_are_left_one_may_be_lost(lab3: Lab) -> None:
     lab3.hosts[2].crash()
     wait_until(lambda: "attempt 3 started" in events(lab3, run_id), 60, "an attempt of the head alone")
     assert orch(lab3, "kill", run_id, "--grace", "0", "--hosts", "node-0").returncode == 0
+
+
+def test_other_hosts_know_the_events_of_a_run_whose_head_is_off(lab3: Lab) -> None:
+    run_id = start(lab3, lab3.inventory(run={"launcher": "direct", "max_restarts": 1}), "--", script(lab3, WAITS))
+    wait_until(lambda: "attempt 1 started" in events(lab3, run_id), 30, "the first attempt")
+    assert orch(lab3, "kill", run_id, "--grace", "0").returncode == 0
+    known = events(lab3, run_id)
+    lab3.hosts[0].crash()
+    result = orch(lab3, "events", run_id)
+    assert result.returncode == 0 and "node-0 does not answer" in result.stderr, result.stderr
+    begun = [line.split(" s  ")[1] for line in known.splitlines() if "attempt 1 started" in line]
+    assert begun and begun[0] in result.stdout
