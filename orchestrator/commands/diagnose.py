@@ -24,7 +24,7 @@ from ..output.console import Console, fold, wants_colour
 from ..output.finding import SourceCode, find_nothing
 from ..output.lines import Mask
 from ..output.span import Span
-from ..runs import diagnose, local_code, recent
+from ..runs import diagnose, local_code, recent, timeline
 from ..runs.follow import span_by_clock_of
 from .context import (
     RunLookup,
@@ -38,13 +38,6 @@ from .context import (
 )
 
 MAX_LOG_SIZE = 64 << 20  # bytes; of a larger log, half of this is read from each end
-ENDED = {
-    "succeeded": "has succeeded",
-    "failed": "failed",
-    "stopped": "was stopped, to be resumed",
-    "killed": "was stopped",
-    "lost": "was lost",
-}
 
 
 def diagnose_run(
@@ -125,7 +118,7 @@ def _show(
                 f". If it hangs: {about.command('top')} shows which ranks are silent. With run.stall_timeout, ddp-orch "
                 "stops a silent run and logs the stacks of all ranks."
             )
-        console.note(f"run {run.run_id} {ENDED.get(run.state, f'is {run.state}')}{what_to_do}")
+        console.note(f"run {run.run_id} {timeline.ENDED.get(run.state, f'is {run.state}')}{what_to_do}")
 
 
 def diagnose_logs(paths: Sequence[str], as_json: bool, since: str | None = None, until: str | None = None) -> int:

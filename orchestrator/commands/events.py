@@ -30,6 +30,7 @@ def events(
         mask = make_mask(inventory, lookup.run, console)
         host, record = _find_record(fleet, inventory, lookup.run, console)
         entries = timeline.entries(record.events, [node.host for node in record.spec.nodes] if record.spec else [])
+        entries += timeline.end(record)
         ahead = clock_ahead(fleet.session(host)) if since or until else 0.0
     shown = span.parse(since, until, time.time() + ahead)
     began = entries[0].at if entries else 0.0

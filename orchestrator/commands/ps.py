@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from ..answers.runs import OtherUsersRun, WarmPython
 from ..checks.reliability import find_unreliable
 from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import Fleet
-from ..inventory import advice
+from ..inventory import advice, model
 from ..inventory.advice import command
 from ..inventory.model import Host
 from ..inventory.run_ids import made_at
@@ -30,6 +31,8 @@ def ps(
 ) -> int:
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, hosts, None)
+    if inventory_path is None and model.default_path(os.environ) is None:
+        console.note(f"no inventory here; asking the hosts of {inventory.path}, the inventory of the newest run")
     with open_fleet(inventory, short_timeout=True) as fleet:
         listing = _list_runs(fleet, inventory.machines, everything, as_json, console, sizes=with_size)
     warn_of_missing(listing, console)

@@ -13,12 +13,30 @@ Kind = Literal["attempt", "failure", "end", "change", "request"]
 """An attempt began; something failed or was lost; a host has ended an attempt; the team changed; a person's request."""
 
 
+ENDED = {
+    "succeeded": "succeeded",
+    "failed": "failed",
+    "stopped": "was stopped, to be resumed",
+    "killed": "was stopped",
+    "lost": "was lost",
+}
+"""By state, what happened to the run."""
+
+
 @dataclass(frozen=True)
 class Entry:
     at: float
     """Unix time, seconds, by the clock of the head."""
     kind: Kind
     what: str
+
+
+def end(record: recorded.Record) -> list[Entry]:
+    """How the run ended, if it has and the host of the record was in it till then."""
+    part = record.run
+    if part is None or part.verdict is None or part.ended_at is None or part.verdict.left:
+        return []
+    return [Entry(part.ended_at, "end", f"the run {ENDED[part.verdict.state]}")]
 
 
 def source(nodes: Mapping[str, int], head: int, records: Mapping[str, recorded.Record]) -> str | None:

@@ -138,6 +138,7 @@ def test_events_lists_what_happened_in_a_failed_run(folder: Path) -> None:
     shown = orch(folder, "events", "mine")
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"\n.*me: .*\b7\b", shown.stdout)
+    assert shown.stdout.endswith(" the run failed\n")
     listed = json.loads(orch(folder, "events", "mine", "--json").stdout)["events"]
     assert [event["what"] for event in listed] == [line.split(" s  ", 1)[1] for line in shown.stdout.splitlines()]
     for span, count in ((("--since", "1h"), len(listed)), (("--until", "1h"), 0), (("--until", listed[0]["at"]), 1)):
