@@ -146,13 +146,21 @@ def test_a_stop_ends_a_run_after_an_election(runs: Runs, tmp_path: Any) -> None:
 
 
 def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any) -> None:
-    run = runs.start(WORK, str(tmp_path / "never"), nproc=(1, 1, 1), options=electing(rejoin_timeout=5))
-    everybody_works(run, 1, 0, 1, 2)
+    heard = tmp_path / "heard"
+    options, notify = electing("auto", rejoin_timeout=5), {"command": f"cat >> {heard}"}
+    run = runs.start(WORK, str(tmp_path / "never"), nproc=(1,) * 4, options=options, notify=notify)
+    everybody_works(run, 1, 0, 1, 2, 3)
     lose(run, 0)
     lose(run, 1)
-    wait_until(lambda: run.record("exit.json", 2), 40, "the last host gives up")
-    verdict = run.record("exit.json", 2)["verdict"]  # type: ignore[index]
-    assert verdict["state"] == "lost" and verdict["attempt"] == 1
+    for node in (2, 3):
+        wait_until(lambda node=node: run.record("exit.json", node), 40, "the last hosts give up")
+        assert (
+            said(run, node).count("no majority of the hosts answers (silent: host-0, host-1): waiting up to 5 s") == 1
+        )
+        verdict = run.record("exit.json", node)["verdict"]  # type: ignore[index]
+        assert verdict["state"] == "lost" and verdict["attempt"] == 1
+    wait_until(lambda: "was lost" in heard.read_text(), 30, "the last message")
+    assert re.findall(r"\"state\": \"(\w+)", heard.read_text()) == ["waiting", "lost"]
 
 
 def add(runs: Runs, run: Run, head: int) -> None:

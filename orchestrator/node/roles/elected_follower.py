@@ -10,7 +10,7 @@ from ..guard.permit import clock
 from ..link.link import beat
 from ..link.messages import Malformed, OfHead
 from ..link.peers import RecorderApi
-from . import shown_state
+from . import narration, shown_state
 from .detour import Received
 from .election_messages import decode
 from .follower import WorkerLink
@@ -37,6 +37,7 @@ class ElectedFollower(WorkerLink):
         self._voter = voter
         self._receive = receive
         self._head = head
+        self._missing: List[int] = []  # the hosts that the log says this node waits for
 
     def follow(self, head: int) -> None:
         leader = {"epoch": self._voter.epoch, "head": head}
@@ -122,7 +123,7 @@ class ElectedFollower(WorkerLink):
         self._heard_at = time.monotonic()
         self._recorder.permit(until - clock())
         if self._fenced and not self._ended:
-            self._fenced = False
+            self._fenced, self._missing = False, []
             self._show(None)
             self._recorder.say("%s is the head" % self._head_host)
 
@@ -137,9 +138,12 @@ class ElectedFollower(WorkerLink):
 
     @property
     def _head_host(self) -> str:
+        return self._host(self._head)
+
+    def _host(self, number: int) -> str:
         """It may have been added after this node began."""
         nodes = self._committed().nodes
-        return nodes[self._head].host if self._head < len(nodes) else "node %d" % self._head
+        return nodes[number].host if number < len(nodes) else "node %d" % number
 
     def _why_fenced(self) -> str:
         if self._committed().hands_over:
@@ -158,6 +162,16 @@ class ElectedFollower(WorkerLink):
             self._recorder.command({"do": "end", "verdict": verdict})
             return
         super()._fence(now)
+        missing = self._voter.unreached
+        if missing and missing != self._missing and not self._ended and now - self._heard_at > 2 * self._lease:
+            self._missing = missing
+            wait = narration.duration(self._rejoin_timeout)
+            what = "no majority of the hosts answers (silent: %s): waiting up to %s for them"
+            self._recorder.say(what % (", ".join(map(self._host, missing)), wait))
+            super()._tell_for_the_head("waiting")
+
+    def _tells(self) -> bool:
+        return self._voter.is_first_reached if self._voter.unreached else super()._tells()
 
     def _tell_for_the_head(self, label: str) -> None:
         if label != "waiting":  # the next head tells what follows

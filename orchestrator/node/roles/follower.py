@@ -337,10 +337,14 @@ class WorkerLink(ClusterLink):
             "at": time.time(),
         }
 
+    def _tells(self) -> bool:
+        """Only node rank 1 does: the others have no links to agree by (ADR 0004)."""
+        return self._node_rank == 1
+
     def _tell_for_the_head(self, label: str) -> None:
-        """Notify in place of the head. Only node rank 1 does: the others have no links to agree by (ADR 0004)."""
+        """Notify in place of the head."""
         status = self._recorder.reported
-        if self._node_rank != 1 or status["stop"]:
+        if not self._tells() or status["stop"]:
             return
         here = self._spec["nodes"][self._spec["node"]]["host"]
         report = dict(self._head_lost(), what="head lost, reported by %s" % here)

@@ -1,6 +1,6 @@
 """The election on one node: election.step with the clock and the disk of this node."""
 
-from typing import Any, Dict, FrozenSet, List, Union
+from typing import Any, Dict, FrozenSet, List, Set, Union
 
 from ..gang import election, election_log
 from ..gang.election_state import (
@@ -46,6 +46,8 @@ class Voter:
         config = config_of(spec)
         ballot = self._disk.ballot() or first_ballot(config)
         self.state = election.begin(config, ballot, self._disk.log(), host_state.boot_id(), clock())
+        self._answered: Set[int] = set()  # in the round that this node asks in
+        self.unreached: List[int] = []  # the voters without which its last round had no majority
 
     def due(self) -> float:
         """Seconds until `tick` has to be called."""
@@ -56,6 +58,7 @@ class Voter:
         return self._step(Tick(now)) if now >= self.state.due_at else []
 
     def receive(self, sender: int, message: Message) -> List[Outgoing]:
+        self._answered.add(sender)
         return self._step(Received(sender, message, clock()))
 
     def propose(self, text: str) -> List[Outgoing]:
@@ -68,8 +71,19 @@ class Voter:
         self._step(Resigned(clock()))
 
     def _step(self, event: Event) -> List[Outgoing]:
+        before = self.state.role
         self.state, actions = election.step(self.state, event)
+        if before is not self.state.role:
+            self._follow_round(before)
         return [action for action in actions if self._is_outgoing(action)]  # type: ignore[misc]
+
+    def _follow_round(self, before: Role) -> None:
+        voters, here = self.state.voters, self.state.config.node
+        if self.state.role is Role.TRIAL:
+            self._answered = set()
+        elif before is Role.TRIAL:
+            silent = voters - self._answered - {here}
+            self.unreached = sorted(silent) if len(voters) - len(silent) < self.state.quorum else []
 
     def _is_outgoing(self, action: Action) -> bool:
         if isinstance(action, Save):
@@ -77,6 +91,11 @@ class Voter:
         elif isinstance(action, Write):
             self._disk.write(action.length, action.entries)
         return isinstance(action, (Send, Permit))
+
+    @property
+    def is_first_reached(self) -> bool:
+        """Whether it comes first among the nodes that answered in its last round."""
+        return min(self._answered | {self.state.config.node}) == self.state.config.node
 
     @property
     def epoch(self) -> int:
