@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from ..hosts.fleet import Fleet
 from ..inventory import advice
 from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold
-from ..output.lines import Line, parse_duration
+from ..output.lines import Line, parse_duration, presentable
 from ..output.pipeline import Sink
 from ..runs import attach, registry
 from ..runs.follow import LogFilter
@@ -22,6 +23,12 @@ from ..runs.status_line import READY
 from .context import command_to_resume, find_run_early, load_inventory_of_run, make_mask, open_fleet, stderr_console
 from .logs import make_view
 
+NEWS = re.compile(
+    r"ddp-orch: (attempt (?!1 )\d+ on |waiting for |no majority of the hosts |the head \S+ was lost|"
+    r"a restart follows|restart \d+ of \d+ follows)"
+)
+"""Lines of the hosts that tell somebody who waits what the run is doing."""
+TOLD_ONCE = 30.0  # s in which several hosts may say the same
 LOOK_AT_QUEUE = 2.0  # s between two looks at a run that has not started
 
 
@@ -55,10 +62,16 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
             _check_ready(fleet, run, hosts)
             log_filter = LogFilter(follow=True, stream="stdout", grep=READY.pattern)
 
+        told: dict[str, float] = {}
+
         def look(lines: Sequence[Line]) -> None:
             for line in lines:
                 if ready and line.attempt >= run.attempt:
                     raise _Ready(line.text)
+                is_news = not ready and NEWS.match(line.text) is not None
+                if is_news and line.at - told.get(line.text, 0.0) > TOLD_ONCE:
+                    told[line.text] = line.at
+                    console.note(f"{line.host}: {presentable(line.text.removeprefix('ddp-orch: '), False, mask)}")
 
         view = make_view(run, hosts, late, log_filter, inventory, fleet, mask, console)
         try:

@@ -30,9 +30,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     orch(tmp_path, "kill", "--all", "--grace", "0")
 
 
-def start(folder: Path, name: str) -> str:
+def start(folder: Path, name: str, options: str = "") -> str:
     host = f"{{name: me, address: localhost, python: {sys.executable}}}"
-    (folder / "inventory.yaml").write_text(f"hosts: [{host}]\nrun: {{launcher: direct, grace: 1}}\n")
+    (folder / "inventory.yaml").write_text(f"hosts: [{host}]\nrun: {{launcher: direct, grace: 1{options}}}\n")
     (folder / "train.py").write_text(UNTIL_FILE)
     done = orch(folder, "up", "-d", "--skip-check", "--name", name, "--", "train.py", str(folder / name))
     assert done.returncode == 0, done.stderr
@@ -105,6 +105,17 @@ def test_it_ends_with_the_run_and_with_its_exit_code(folder: Path, status: str, 
     assert shown == "" and run_id in said.splitlines()[-1 - bool(code)]
     assert ("diagnose" in said.splitlines()[-1]) is bool(code)
     assert orch(folder, "wait", run_id).returncode == code  # of a run that is over
+
+
+@pytest.mark.timeout(120)
+def test_who_waits_is_told_of_a_restart(folder: Path) -> None:
+    start(folder, "mine", ", max_restarts: 1")
+    with waiting(folder, "mine") as process:
+        assert process.stderr is not None and "waiting for the end" in process.stderr.readline()
+        wait_until(lambda: "ready" in orch(folder, "logs", "mine").stdout, 60.0, "the script runs")
+        (folder / "mine").write_text("7")
+        _, said = process.communicate(timeout=60)
+    assert re.search(r"^me: restart 1 of 1 follows\nme: attempt 2 on me\b", said, re.M), said
 
 
 @pytest.mark.timeout(120)
