@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from ..errors import UnreachableError, UsageError
 from ..hosts import claims
 from ..hosts.fleet import Fleet
-from ..inventory import advice
+from ..inventory import advice, model
 from ..inventory.advice import AboutRun
 from ..inventory.model import Host, Inventory
 from ..output import lines
@@ -149,6 +150,7 @@ def make_view(
         late=late,
         mask=mask,
         revive=reviver.revive if run.unfinished else None,
+        find_host=lambda name: model.find_new_host(inventory, name, os.environ),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ..errors import InventoryError
+from ..errors import InventoryError, OrchError
 from . import container, document, launcher_rows, recovery, via
 from . import settings as command_line
 from .container import Container
@@ -175,6 +175,17 @@ def load(
     named = reference.parse(str(path))
     text = _read_file(named.file) if named.file else "{}"
     return parse(text, str(path), settings, variables)
+
+
+def find_new_host(inventory: Inventory, name: str, variables: Mapping[str, str]) -> Host | None:
+    """The host of that name, in the inventory or in its file as it is now. None: there is none, or it is unreadable."""
+    found = next((host for host in inventory.machines if host.name == name), None)
+    if found is not None or inventory.path == STDIN:
+        return found
+    try:
+        return next((host for host in load(inventory.path, (), variables).machines if host.name == name), None)
+    except OrchError:
+        return None
 
 
 def _read_file(path: str) -> str:

@@ -44,6 +44,10 @@ class Intake(Stage):
         self._newest: dict[str, float] = {}  # the time of a host's last piece
         self._fed_at: dict[str, float] = {}  # host -> when its last piece arrived
 
+    def add_host(self, host: str) -> None:
+        """From now on, take pieces of one more host. The lines of the others do not wait for its lines."""
+        self._unfinished.setdefault(host, {})
+
     def set_clock(self, host: str, ahead: float) -> None:
         """`ahead`: seconds that the clock of the host is ahead of ours. Call this before its first line."""
         self._merger.set_offset(host, ahead)

@@ -17,6 +17,7 @@ from ..answers.signaled import FINISH
 from ..errors import Interrupted, OrchError, OutputError, RunFailed, RunStopped, UnreachableError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, fold_failures
+from ..inventory import model
 from ..inventory.advice import AboutRun
 from ..inventory.model import Host
 from ..inventory.sources.schedulers import current_scheduler
@@ -108,6 +109,7 @@ def attend(
         ranks,
         mask=mask,
         revive=reviver.revive,
+        find_host=lambda name: model.find_new_host(resolved.inventory, name, os.environ),
     )
     began, started_at = time.monotonic(), time.time()
     notify = resolved.inventory.notify
@@ -266,6 +268,7 @@ def conclude(
     """
     for line in fold_failures(view.failed):
         console.warning(line)
+    nodes = {**nodes, **_added(nodes, view)}
     parts = {host: part for host in nodes if host in view.outcomes and (part := view.outcomes[host].run)}
     verdict = claims.verdict_of(parts, nodes)
     if verdict is None:
@@ -298,6 +301,12 @@ def conclude(
     elif verdict.state in ("failed", "lost"):
         console.note(f"why: {about.command('diagnose')}")
     return OUTCOMES[verdict.state]
+
+
+def _added(nodes: Mapping[str, int], view: View) -> dict[str, int]:
+    """The hosts that were added to the run while it was followed. None can claim a number that another host has."""
+    parts = {host: part for host in view.added if host in view.outcomes and (part := view.outcomes[host].run)}
+    return {host: part.node for host, part in parts.items() if part.node not in nodes.values()}
 
 
 def _conclude_without_verdict(

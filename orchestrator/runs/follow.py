@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from ..hosts.fleet import Fleet
 from ..hosts.session import Session
 from ..inventory.model import Host
 from ..output.intake import Intake
+from ..output.lines import Line
 from ..output.mask import Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.span import ALL, Span
@@ -29,6 +31,7 @@ AWAY_PATIENCE = 5.0  # s to wait for a host that is away, once the run has ended
 # nobody answers a prompt there, and a line that a slow rank is still writing shall stay whole.
 IDLE_AFTER, IDLE_AFTER_PIPED = 0.5, 5.0
 CLOCK_TRIES = 3
+ADDED = re.compile(r"ddp-orch: (?P<host>\S+) was added; it is a spare\b")
 MIN_CLOCK_DIFFERENCE = 0.02  # s; the clocks of hosts that use NTP differ by less, so their times are not corrected
 
 
@@ -136,16 +139,20 @@ class View:
         late: Collection[str] = (),
         mask: Mask | None = None,
         revive: Callable[[Host], None] | None = None,
+        find_host: Callable[[str], Host | None] = lambda _: None,
     ) -> None:
         """`kept`: the caller keeps all lines in memory, so their number is limited. `late`: hosts that did not answer
         yet; the lines of the others do not wait for theirs. `mask`: no line is cut inside of a secret.
-        `revive`: called, in threads, for a host that has no guard while the run is not over there.
+        `revive`: called, in threads, for a host that has no guard while the run is not over there. `find_host`: finds
+        a host that was added to the run, by its name, to follow it as well.
         """
         self._run_id = run_id
         self._hosts = hosts
         self._filter = log_filter
         self._revive = revive
         self._fleet = fleet
+        self._find_host = find_host
+        self.added: list[str] = []  # the hosts that were added to the run since it is followed
         self._followed = {host.name: FollowedHost() for host in hosts}
         self._late = late
         self._first_ahead = 0.0  # s by which the first host's clock is ahead of the controller's
@@ -171,7 +178,7 @@ class View:
     def run(self, output: Stage) -> None:
         """Send lines through `output` until no host can send more, then flush it."""
         self._compare_clocks()
-        pipeline = Pipeline((self._intake, output))
+        pipeline = Pipeline((self._intake, _Newcomers(self._add), output))
         patient_until = wake_at = guarded_until = math.inf
         self._readers.start()
         try:
@@ -194,6 +201,17 @@ class View:
         for name, outcome in self.outcomes.items():
             self._intake.forget(name, outcome.cut)  # the rest of these lines was written after `until`
         pipeline.flush(time.monotonic())
+
+    def _add(self, name: str) -> None:
+        """Follow a host that was added to the run."""
+        if name in self._followed or not self._filter.follow:
+            return
+        host = self._find_host(name)
+        if host is not None:
+            self.added.append(name)
+            self._followed[name] = FollowedHost()
+            self._intake.add_host(name)
+            self._readers.add(host)
 
     def _compare_clocks(self) -> None:
         hosts = [host for host in self._hosts if host.name not in self._late]
@@ -257,6 +275,19 @@ class View:
             "attempt": log_filter.attempt,
             "grep": log_filter.grep,
         }
+
+
+class _Newcomers(Stage):
+    """Calls a function with the name of each host that the log reports as added to the run."""
+
+    def __init__(self, add: Callable[[str], None]) -> None:
+        self._add = add
+
+    def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        for line in lines:
+            if line.rank is None and (match := ADDED.match(line.text)):
+                self._add(match["host"])
+        return lines
 
 
 class _RankFilter:

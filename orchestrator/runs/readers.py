@@ -117,10 +117,10 @@ class Readers:
     ) -> None:
         """`late`: hosts that may not belong to the run. `kept`: the caller keeps all lines, so there is a limit."""
         self.consumer = consumer
-        self.hosts = hosts
+        self.hosts = list(hosts)
         self.fleet = fleet
         self.warn = warn
-        self.late = late
+        self.late = set(late)
         self.follow = follow
         self.kept = kept
         self.stopped = threading.Event()
@@ -131,7 +131,16 @@ class Readers:
 
     def start(self) -> None:
         for host in self.hosts:
-            threading.Thread(target=_Reader(self, host).run, name=f"view-{host.name}", daemon=True).start()
+            self._start_for(host)
+
+    def add(self, host: Host) -> None:
+        """Read from one more host, after `start`."""
+        self.hosts.append(host)
+        self.late.add(host.name)
+        self._start_for(host)
+
+    def _start_for(self, host: Host) -> None:
+        threading.Thread(target=_Reader(self, host).run, name=f"view-{host.name}", daemon=True).start()
 
     def stop(self) -> None:
         self.stopped.set()

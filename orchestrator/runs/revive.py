@@ -111,13 +111,12 @@ class Reviver:
         self._lock = threading.Lock()
 
     def revive(self, host: Host) -> None:
-        if host.name not in self._nodes:
-            return
+        node = self._nodes.get(host.name, len(self._nodes))  # a host that was added later is none of NOTIFIERS
         try:
             self._check(host)
-            others = [other for other in self._hosts if other.name != host.name and other.name in self._nodes]
+            others = [other for other in self._hosts if other.name != host.name]
             private = fetch_private(self._run_id, others, self._fleet)
-            rejoin(self._run_id, host, self._nodes[host.name], self._fleet.session(host), private)
+            rejoin(self._run_id, host, node, self._fleet.session(host), private)
         except Refused as error:
             if error.code not in NO_NEWS:
                 self._warn_once(host, error)

@@ -119,3 +119,32 @@ def test_revive_brings_a_host_back_that_nobody_follows(lab3: Lab) -> None:
         assert run.fact()["state"] == "succeeded"
     result = orch(lab3, "revive", "-i", inventory)
     assert result.returncode == 2 and "up " in result.stderr
+
+
+WAITS_IN_ATTEMPT_1 = """
+import os, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+while os.environ["DDP_ORCH_ATTEMPT"] == "1":
+    if os.path.exists(os.path.expanduser("~/fail")):
+        sys.exit(1)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.short
+def test_a_host_that_is_added_later_is_followed_and_brought_back(lab3: Lab) -> None:
+    """Also if the inventory names it only since then."""
+    hosts = [{"name": host.name, "address": host.address} for host in lab3.hosts]
+    options = {"launcher": "direct", "nnodes": "2:3", "max_restarts": 3, "lease": 3}
+    with trial(lab3, lab3.inventory(run=options, hosts=hosts[:2]), WAITS_IN_ATTEMPT_1) as run:
+        run.wait_for("rank 1 of 2")
+        lab3.inventory(run=options, hosts=hosts)
+        ok(orch(lab3, "add", "-i", run.inventory, run.run_id, "node-2"))
+        run.wait_for("node-2 was added")
+        lab3.hosts[2].crash()
+        run.wait_for("trying to connect again")
+        lab3.hosts[2].boot()
+        run.wait_for("node-2 is back and takes part in the run again")
+        (lab3.hosts[0].home / "fail").touch()
+        run.wait_for("rank 2 of 3")
+        run.assert_ended(0, "succeeded", within=60, attempt=2)
