@@ -97,6 +97,14 @@ Member = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
+class Waits:
+    """What a run waits for before its next attempt."""
+
+    hosts: tuple[HostName, ...]
+    until: UnixTime
+
+
+@dataclass(frozen=True)
 class Part:
     """A host's part of a run."""
 
@@ -160,6 +168,8 @@ class Part:
     """The output folder, if it is on a disk that all hosts share (run.output)."""
     resume: Literal["none", "head", "newest", "union"] = "none"
     """Whose outputs all hosts get before an attempt (run.resume)."""
+    waits: Waits | None = None
+    """What the run waits for, if it does and this host knows."""
 
     @property
     def is_witness(self) -> bool:

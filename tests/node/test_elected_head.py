@@ -153,6 +153,10 @@ def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any) -> N
     lose(run, 0)
     lose(run, 1)
     for node in (2, 3):
+        wait_until(lambda node=node: run.listed(node)["waits"], 30, "it waits")
+        assert run.listed(node)["waits"]["hosts"] == ["host-0", "host-1"]
+        assert 0 < run.listed(node)["waits"]["until"] - time.time() < 5
+    for node in (2, 3):
         wait_until(lambda node=node: run.record("exit.json", node), 40, "the last hosts give up")
         assert (
             said(run, node).count("no majority of the hosts answers (silent: host-0, host-1): waiting up to 5 s") == 1

@@ -60,6 +60,7 @@ def test_a_node_whose_head_is_gone_waits_for_it(runs: Runs) -> None:
     run.wait_for("here", "1.1.out", 1)
     lose(run)
     wait_until(lambda: run.listed(1)["state"] == "waiting", 20.0, "the other node waits")
+    assert run.listed(1)["waits"]["hosts"] == ["host-0"]
     rejoin(run)
     wait_until(lambda: run.listed(1)["state"] == "running", 20.0, "the next attempt runs there")
     run.stop(1)
@@ -191,6 +192,7 @@ def test_a_host_that_shuts_down_does_not_stop_the_run_of_the_others(
     wait_until(lambda: not state.guarded(str(run.folder(1))), 20.0, "the guard has ended")
     assert not any(map(processes.alive, below))
     wait_until(lambda: run.listed(0)["state"] == "waiting", 20.0, "the other host waits for it")
+    assert run.listed(0)["waits"]["hosts"] == ["host-1"] and run.listed(0)["waits"]["until"] > time.time()
     shutting_down.unlink()
     rejoin(run, 1)
     run.wait_for("here", "2.1.out", 1)

@@ -167,8 +167,15 @@ class ElectedFollower(WorkerLink):
             self._missing = missing
             wait = narration.duration(self._rejoin_timeout)
             what = "no majority of the hosts answers (silent: %s): waiting up to %s for them"
-            self._recorder.say(what % (", ".join(map(self._host, missing)), wait))
+            self._recorder.say(what % (", ".join(self._awaited()), wait))
+            self._show("waiting", self._awaited())
             super()._tell_for_the_head("waiting")
+
+    def _awaited(self) -> List[str]:
+        """Nobody, while another head may be elected."""
+        if self._voter.state.voters == {self._head}:
+            return super()._awaited()
+        return [self._host(number) for number in self._voter.unreached]
 
     def _tells(self) -> bool:
         return self._voter.is_first_reached if self._voter.unreached else super()._tells()

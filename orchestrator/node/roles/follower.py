@@ -289,15 +289,21 @@ class WorkerLink(ClusterLink):
             self._fenced = True
             self._recorder.say(self._why_fenced())
             if self._rejoin_timeout:
-                self._show("waiting")
+                self._show("waiting", self._awaited())
                 self._tell_for_the_head("waiting")
         gives_up = now - self._heard_at > self._lease + self._rejoin_timeout
         if not self._ended and (gives_up or self._recorder.reported["stop"]):
             self._ended = True
             self._end()
 
-    def _show(self, label: Optional[str]) -> None:
-        shown_state.show(self._recorder.folder, label, self._leadership(), self._added())
+    def _show(self, label: Optional[str], awaited: Sequence[str] = ()) -> None:
+        """`awaited`: the hosts that this one waits for."""
+        left = self._heard_at + self._lease + self._rejoin_timeout - time.monotonic()
+        waits = shown_state.waiting(awaited, time.time() + left)
+        shown_state.show(self._recorder.folder, label, self._leadership(), self._added(), waits)
+
+    def _awaited(self) -> List[str]:
+        return [self._head_host]
 
     def _added(self) -> List[Dict[str, Any]]:
         """The hosts that were added to the run, as far as this node knows."""

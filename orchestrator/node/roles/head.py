@@ -52,7 +52,7 @@ class HeadLink(ClusterLink):
         self._watch = NodeWatch(self._hosts, self._lease, nodes_wait, recorder.say, ServerProbes(self._contacts))
         self._resumption = Resumption(recorder, transport.outputs, transport.addresses, self._tell, self._step)
         self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably, self._notify)
-        self._shown: Tuple[str, int] = "", 0
+        self._shown: Tuple[str, int, Optional[Dict[str, Any]]] = "", 0, None
         self._tick_at = self._beat_at = 0.0
         self._answered = False
         self._team_requests: Set[str] = set()  # requests that the gang has decided on
@@ -378,13 +378,16 @@ class HeadLink(ClusterLink):
         label = gang_orders.label(self._state)
         if label == "running" and self._watch.suspects.intersection(self._state.team):
             label = "suspect"
-        nodes = self._state.nodes
-        if (label, len(nodes)) == self._shown:
+        nodes, waits = self._state.nodes, None
+        if label == "waiting":
+            until = self._state.since + self._state.rejoin_timeout
+            waits = shown_state.waiting(team.missing(self._state), until)
+        if (label, len(nodes), waits) == self._shown:
             return
-        self._shown = label, len(nodes)
+        self._shown = label, len(nodes), waits
         self._hosts.extend(node.host for node in nodes[len(self._hosts) :])
         added = shown_state.added(nodes, self._spec)
-        shown_state.show(self._recorder.folder, label, self._leadership(), added)
+        shown_state.show(self._recorder.folder, label, self._leadership(), added, waits)
 
     def _leadership(self) -> Dict[str, int]:
         """Who leads, in a run that can elect another head."""

@@ -9,15 +9,28 @@ from ..host import state
 NAME = "gang.json"
 
 
-def show(folder: str, label: Optional[str], leadership: Dict[str, int], hosts: Sequence[Dict[str, Any]] = ()) -> None:
-    """`leadership`: `head epoch` of a run that can elect another head. `hosts`: see `added`."""
+def show(
+    folder: str,
+    label: Optional[str],
+    leadership: Dict[str, int],
+    hosts: Sequence[Dict[str, Any]] = (),
+    waits: Optional[Dict[str, Any]] = None,
+) -> None:
+    """`leadership`: `head epoch` of a run that can elect another head. `hosts`: see `added`. `waits`: see `waiting`."""
     record: Dict[str, Any] = dict(leadership)
     record.update({"label": label} if label is not None else {}, **({"added": list(hosts)} if hosts else {}))
+    if waits is not None:
+        record["waits"] = waits
     with contextlib.suppress(OSError):
         if record:
             state.replace(os.path.join(folder, NAME), record)
         else:
             os.unlink(os.path.join(folder, NAME))
+
+
+def waiting(hosts: Sequence[str], until: float) -> Optional[Dict[str, Any]]:
+    """For which hosts a run waits, and until when (Unix time, s). None if it is not known for which."""
+    return {"hosts": list(hosts), "until": until} if hosts else None
 
 
 def added(nodes: Sequence[Any], spec: Dict[str, Any]) -> List[Dict[str, Any]]:

@@ -82,6 +82,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     else:
         here = "running" if state.is_witness(spec) else _state_here(spec, now)
         answer["state"] = gang.get("label", here)
+        answer["waits"] = gang.get("waits")
     return answer
 
 
