@@ -19,8 +19,8 @@ from ..output.console import Console, fold, fold_messages, number_of
 from ..output.console import size as console_size
 from ..output.terminal import one_line
 from ..plan.code_files import make_results_folder
-from ..runs import registry
-from ..runs.receiving import Source, SourceListing, check_listing, download_files, refuse, size_of, totals
+from ..runs import code_places, registry
+from ..runs.receiving import RemoteFile, Source, SourceListing, check_listing, download_files, refuse, size_of, totals
 from .context import (
     load_inventory_of_run,
     open_fleet,
@@ -32,6 +32,9 @@ from .context import (
 
 SHARED = "shared"
 """Name of the local folder for outputs on a disk that the hosts share."""
+
+CODE = ("code",)
+MOST_NAMED = 3  # files that a warning names
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,11 @@ class RunOutputs:
     """If the hosts share the output folder: the host that sends it."""
 
     def sources(self, host: str, folder: Path) -> list[Source]:
-        if self.reader is None:
-            return [Source(folder / host)]
-        shared = [Source(folder / SHARED, ("output",))] if host == self.reader else []
-        return [*shared, Source(folder / host, ("code",))]
+        if self.reader is not None:
+            outputs = [Source(folder / SHARED, ("output",))] if host == self.reader else []
+        else:
+            outputs = [Source(folder / host, ("output",))]
+        return [*outputs, Source(folder / host, CODE)]
 
     def arguments(self, **more: Any) -> Arguments:
         return {**self.key, **more}
@@ -84,7 +88,7 @@ def fetch(
         unchanged = f"; {file_lists.same} unchanged" if file_lists.same else ""
         console.step(f"{number_of(file_lists.count, 'file')} to fetch, {console_size(file_lists.size)}{unchanged}")
         if file_lists.count:
-            _make_folder(folder)
+            _make_folder(folder, file_lists.owners_of_code, outputs.run)
         downloads = _download_all(fleet, of_run, outputs, file_lists, confirm=not pattern)
     if not file_lists:
         prefix = f"{fold(host.name for host in of_run)}: " if outputs.unreachable else ""
@@ -93,7 +97,10 @@ def fetch(
         )
     if file_lists.count:
         console.note(f"outputs of {outputs.run} are in {folder}")
-    return _conclude(outputs, {**file_lists.failed, **downloads.failed}, downloads.done, console)
+    _note_code_apart(outputs, file_lists, folder, console)
+    _warn_of_newer_here(file_lists.newer_here, console)
+    code = _conclude(outputs, {**file_lists.failed, **downloads.failed}, downloads.done, console)
+    return code or (RunFailed.exit_code if file_lists.newer_here else 0)
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,34 @@ class FileLists:
     missing: Mapping[str, list[SourceListing]]
     """Files to download, without those of hosts whose files were refused."""
     failed: Mapping[str, OrchError]
-    same: int
-    """Number of files that were downloaded before and have not changed."""
+    newer_here: Mapping[str, list[Path]]
+    """Files here that are newer than those on the hosts, and stay as they are."""
+
+    @property
+    def same(self) -> int:
+        """Number of files that were downloaded before and have not changed."""
+        kept = sum(map(len, self.newer_here.values()))
+        refused = {host: listings for host, listings in self.listed.items() if host in self.failed}
+        return totals(self.listed)[0] - totals(refused)[0] - self.count - kept
+
+    @property
+    def owners_of_code(self) -> list[str]:
+        """Hosts whose folder `code` here has the files of this run."""
+        return [host for host, files in self._code.items() if not files[0].target]
+
+    @property
+    def with_code_apart(self) -> list[str]:
+        """Hosts whose folder `code` here has the files of another run."""
+        return [host for host, files in self._code.items() if files[0].target]
+
+    @property
+    def _code(self) -> Mapping[str, list[RemoteFile]]:
+        return {
+            host: listing.files
+            for host, listings in self.listed.items()
+            for listing in listings
+            if listing.source.parts == CODE and listing.files and host not in self.failed
+        }
 
     @property
     def count(self) -> int:
@@ -117,21 +150,32 @@ class FileLists:
 
     def __bool__(self) -> bool:
         """False if all hosts have answered and none has a file."""
-        return bool(self.count or self.same or self.failed)
+        return bool(self.count or self.same or self.failed or self.newer_here)
 
 
 def _list_files(fleet: Fleet, hosts: Sequence[Host], outputs: RunOutputs, folder: Path, pattern: str) -> FileLists:
     arguments = outputs.arguments(pattern=pattern)
     answers = fleet.each(
         hosts,
-        lambda host, session: _list_sources(session, arguments, outputs.sources(host.name, folder)),
+        lambda host, session: _place(
+            _list_sources(session, arguments, outputs.sources(host.name, folder)), host.name, outputs.run, folder
+        ),
         "listing files",
     )
     missing = {host: [listing.missing() for listing in listings] for host, listings in answers.done.items()}
-    unchanged = totals(answers.done)[0] - totals(missing)[0]
     errors = refuse(folder, missing)
     accepted = {host: listings for host, listings in missing.items() if host not in errors}
-    return FileLists(answers.done, accepted, {**answers.failed, **errors}, unchanged)
+    newer = {host: [path for one in answers.done[host] for path in one.newer_here()] for host in accepted}
+    newer = {host: paths for host, paths in newer.items() if paths}
+    return FileLists(answers.done, accepted, {**answers.failed, **errors}, newer)
+
+
+def _place(listings: list[SourceListing], host: str, run_id: str, folder: Path) -> list[SourceListing]:
+    """Keep files beside the code apart from those of another run."""
+    return [
+        replace(one, files=code_places.place(folder, host, run_id, one.files)) if one.source.parts == CODE else one
+        for one in listings
+    ]
 
 
 def _download_all(
@@ -158,7 +202,13 @@ def _download_all(
     sources = [host for host in hosts if any(listed.files for listed in file_lists.missing.get(host.name, ()))]
     downloads = fleet.each(sources, download, "fetching")
     if confirm:
-        complete = [host for host in hosts if host.name in file_lists.missing and not _is_partial(host.name, downloads)]
+        complete = [
+            host
+            for host in hosts
+            if host.name in file_lists.missing
+            and not any(listed.newer_here() for listed in file_lists.listed[host.name] if listed.source.parts == CODE)
+            and not _is_partial(host.name, downloads)
+        ]
         fleet.each(complete, lambda host, session: _confirm(session, outputs, file_lists.listed[host.name]))
     return downloads
 
@@ -182,9 +232,31 @@ def _conclude(
     return RunFailed.exit_code if problem_lines else 0
 
 
-def _make_folder(folder: Path) -> None:
+def _note_code_apart(outputs: RunOutputs, file_lists: FileLists, folder: Path, console: Console) -> None:
+    others: dict[str, list[str]] = {}
+    for host in file_lists.with_code_apart:
+        others.setdefault(code_places.owner(folder, host) or "another run", []).append(host)
+    for other, hosts in others.items():
+        console.note(
+            f"{fold(hosts)}: files that {outputs.run} wrote beside its code are in {folder}/HOST/code-{outputs.run}, "
+            f"because {folder}/HOST/code has those of {other}"
+        )
+
+
+def _warn_of_newer_here(newer: Mapping[str, list[Path]], console: Console) -> None:
+    for host, paths in sorted(newer.items()):
+        more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
+        named = one_line(", ".join(map(str, paths[:MOST_NAMED])))
+        console.warning(
+            f"{host}: not downloaded, because the file here is newer: {named}{more}. To get the host's, rename it "
+            "here, or give another folder with -o DIR"
+        )
+
+
+def _make_folder(folder: Path, owners_of_code: Iterable[str], run_id: str) -> None:
     try:
         make_results_folder(folder)
+        code_places.remember(folder, owners_of_code, run_id)
     except OSError as error:
         raise UsageError(f"cannot create the folder {folder}: {error.strerror}; choose another with -o") from error
 

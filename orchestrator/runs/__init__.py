@@ -34,6 +34,7 @@ signaling    sends signals to ranks, and has them save a snapshot
 shell        joins the terminal here to a command next to a run
 forwarding   joins connections here to a port of a host
 receiving    downloads files (`fetch`)
+code_places  keeps files apart that different runs have written beside their code
 local_code   finds the line of a traceback in the files here
 kept_back    explains why a file from here was not sent
 diagnose     collects what the hosts know about a run, for orchestrator/diagnosis

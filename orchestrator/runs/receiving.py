@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,12 @@ class RemoteFile:
     path: str
     size: int  # bytes
     mtime: int  # ns
+    target: str = ""
+    """Its path here, below the folder; "": as `path`."""
+
+    @property
+    def path_here(self) -> str:
+        return self.target or self.path
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,14 @@ class SourceListing:
     """An id of the current state of the files next to the code; see `fetched` in docs/protocol.md."""
 
     def missing(self) -> SourceListing:
-        """Without the files that were downloaded before and have not changed."""
-        return replace(self, files=[remote for remote in self.files if not is_here(self.source.folder, remote)])
+        """The files to download: neither here already, nor older than those here."""
+        here = self.source.folder
+        return replace(self, files=[one for one in self.files if not is_here(here, one) and not is_newer_here(here, one)])
+
+    def newer_here(self) -> list[Path]:
+        """The files here that a download would replace by older ones."""
+        here = self.source.folder
+        return [here / remote.path_here for remote in self.files if is_newer_here(here, remote)]
 
 
 def check_listing(listing: Outputs) -> list[RemoteFile]:
@@ -83,11 +96,21 @@ def _can_be_named(path: str) -> bool:
 
 def is_here(folder: Path, remote: RemoteFile) -> bool:
     """Whether the file was downloaded before and has not changed, by its size and time."""
+    status = _status_here(folder, remote)
+    return status is not None and (status.st_size, status.st_mtime_ns) == (remote.size, remote.mtime)
+
+
+def is_newer_here(folder: Path, remote: RemoteFile) -> bool:
+    """Whether the file here was written later: somebody has edited it, or it is one of a newer run."""
+    status = _status_here(folder, remote)
+    return status is not None and stat.S_ISREG(status.st_mode) and status.st_mtime_ns > remote.mtime
+
+
+def _status_here(folder: Path, remote: RemoteFile) -> os.stat_result | None:
     try:
-        status = (folder / remote.path).lstat()
+        return (folder / remote.path_here).lstat()
     except OSError:
-        return False
-    return (status.st_size, status.st_mtime_ns) == (remote.size, remote.mtime)
+        return None
 
 
 def totals(listed: Mapping[str, list[SourceListing]]) -> tuple[int, int]:
@@ -222,8 +245,8 @@ class Receiver:
         self._out.close()
         self._out = None
         os.utime(self._temporary(), ns=(remote.mtime, mtime))
-        target = self._folder / remote.path
-        _make_folders(self._folder, remote.path)
+        target = self._folder / remote.path_here
+        _make_folders(self._folder, remote.path_here)
         self._temporary().replace(target)
         self._next += 1
 

@@ -58,6 +58,66 @@ def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -
     assert again.returncode == 0 and [path.name for path in (tmp_path / "third/me/code").iterdir()] == ["model.pt"]
 
 
+def test_files_beside_the_code_of_one_run_never_replace_those_of_another(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nopen('metrics.csv', 'a').write(sys.argv[1])")
+    (tmp_path / "inventory.yaml").write_text(
+        f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+        "run: {launcher: direct, sync: [train.py]}\n"
+    )
+    here = tmp_path / "m2" / "me"
+
+    def fetched() -> dict[str, str]:
+        return {str(path.relative_to(here)): path.read_text() for path in here.rglob("*") if path.is_file()}
+
+    def fetch(*words: str) -> str:
+        done = orch(tmp_path, "fetch", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    for word in ("one", "two"):
+        done = orch(tmp_path, "up", "inventory.yaml", "--name", "m2", "--skip-check", "--", "train.py", word)
+        assert done.returncode == 0, done.stderr
+        said = fetch("m2")
+    old, new = [run["run_id"] for run in json.loads(orch(tmp_path, "ps", "--all", "--json").stdout)]
+    both = {"code/metrics.csv": "one", f"code-{new}/metrics.csv": "two"}
+    assert fetched() == both and f"m2/HOST/code-{new}" in said and old in said
+    fetch(old)
+    fetch("m2")
+    assert fetched() == both
+
+    # what an older version has fetched has no note of its run; the older run must not replace the newer one
+    (tmp_path / "m2" / ".ddp-orch-code.json").unlink()
+    (here / f"code-{new}" / "metrics.csv").replace(here / "code" / "metrics.csv")
+    (here / f"code-{new}").rmdir()
+    fetch(old, "code/*.csv")
+    fetch("m2")
+    both = {"code/metrics.csv": "two", f"code-{old}/metrics.csv": "one"}
+    assert fetched() == both
+
+
+def test_a_file_that_is_newer_here_stays(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "inventory.yaml").write_text(
+        f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+        "run: {launcher: direct, sync: [train.py]}\n"
+    )
+
+    def up() -> None:
+        done = orch(tmp_path, "up", "inventory.yaml", "--name", "mine", "--skip-check", "--", "train.py")
+        assert done.returncode == 0, done.stderr
+
+    up()
+    assert orch(tmp_path, "fetch").returncode == 0
+    edited = tmp_path / "mine" / "me" / "count"
+    edited.write_text("edited here")
+    done = orch(tmp_path, "fetch")
+    assert done.returncode == 1 and "mine/me/count" in done.stderr, done.stderr
+    assert edited.read_text() == "edited here"
+    up()  # it writes a newer one
+    done = orch(tmp_path, "fetch")
+    assert done.returncode == 0 and edited.read_text() == "2", done.stderr
+
+
 def test_outputs_on_a_shared_disk_resume_and_are_fetched_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "\nimport sys; (pathlib.Path(sys.argv[1]) / 'argument').touch()")
     (tmp_path / "disk").mkdir()
