@@ -4,6 +4,7 @@ run_commands  declares the commands that start a run or look at runs
 change_commands  declares the commands that stop or change a run; orchestrator/cli.py declares the others
 options       options that several commands share
 context       the inventory, the hosts and the run of a command
+same_name     says which of several runs a command is about
 exit_codes    turns errors into messages and exit codes
 manual        the manual page, and tables of the documentation
 completion    completes runs, scripts and hosts

@@ -30,7 +30,7 @@ from ..output.mask import credentials_in
 from ..runs import recent, registry
 from ..ssh.dialer import Dialer
 from ..ui.progress import NoProgress, Progress
-from . import deprecated
+from . import deprecated, same_name
 
 QUICK_CONNECT_TIMEOUT = 5.0
 """Seconds for a host to accept a connection, in commands that change nothing on it."""
@@ -345,8 +345,7 @@ def _choose(
 ) -> RunLookup:
     warn_of_missing(replace(listing, failed=listing.missing), console)
     run = registry.choose(listing, run_name, inventory.path)
-    if run_name is None:
-        note_running_runs(run, listing, console)
+    same_name.note_choice(run, listing, run_name, inventory, console)
     return RunLookup(run, listing, search)
 
 
@@ -372,10 +371,3 @@ def wait_for_rest(lookup: RunLookup, inventory: Inventory, run_name: str | None,
         console.warning(str(error))
         run = next((other for other in listing.runs if other.run_id == lookup.run.run_id), lookup.run)
     return replace(lookup, run=run, listing=listing)
-
-
-def note_running_runs(run: registry.Run, listing: registry.Listing, console: Console) -> None:
-    """If the newest run has ended, name the runs that are still running: the user may mean one of them."""
-    running = [other.run_id for other in listing.runs if other.unfinished]
-    if running and not run.unfinished:
-        console.note(f"run {run.run_id}, the newest, has ended ({run.state}); still running: {', '.join(running)}")

@@ -21,6 +21,7 @@ from ..output.terminal import one_line
 from ..plan.code_files import make_results_folder
 from ..runs import code_places, registry
 from ..runs.receiving import RemoteFile, Source, SourceListing, check_listing, download_files, refuse, size_of, totals
+from . import same_name
 from .context import (
     load_inventory_of_run,
     open_fleet,
@@ -280,6 +281,8 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
         if not hosts_with_files:
             raise
         return RunOutputs(run_name, run_name, hosts_with_files, {"name": run_name}, unreachable)
+    if run_name is not None:
+        same_name.note_choice(run, listing, run_name, inventory, console)
     answered = listing.answered | {host for host in run.hosts if host == run.witness}  # it has no outputs
     warn_of_unasked_hosts(run, replace(listing, answered=answered), console)
     first = next(iter(run.nodes or run.parts))

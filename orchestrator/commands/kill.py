@@ -83,6 +83,10 @@ def kill(
         kill_all = options.command("--all")
         verb = "run {} is" if len(still_running) == 1 else "runs {} are"
         console.note(f"{verb.format(', '.join(still_running))} still running. To stop all of your runs: {kill_all}")
+    if run_name is not None and (others := [run.run_id for run in _same_name(runs, run_name, listing)]):
+        console.note(
+            f"still running, and also called {run_name}: {', '.join(others)}. To stop it: {options.command(others[-1])}"
+        )
     if listing.queued and (options.stops_newest or everything):
         queued = ", ".join(run.run_id for run in listing.queued)
         console.note(f"still queued, and may start now: {queued}. To stop all of your runs: {options.command('--all')}")
@@ -141,6 +145,11 @@ def _end_runs(options: KillOptions, fleet: Fleet, console: Console) -> tuple[Kil
     # a host that failed to list its runs counts as failed, even if it answers now: its runs were not stopped
     failed = {**listing.missing, **result.failed}
     return replace(result, failed=failed, left_queue=cancelled), listing, runs
+
+
+def _same_name(runs: Sequence[Run], run_name: str, listing: Listing) -> Sequence[Run]:
+    """Unfinished runs that have this name too, but are not stopped."""
+    return [run for run in listing.runs if run.unfinished and run.name == run_name and run not in runs]
 
 
 def _queued(options: KillOptions, listing: Listing) -> Sequence[QueuedRun]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..answers.fields import UNFINISHED
 from ..answers.runs import Part, Verdict
 from ..plan.plan import Plan, processes
 
@@ -111,6 +112,28 @@ def is_abandoned(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> bool:
     """Whether every host has answered, and none has a guard of the unfinished run any more, so nobody can tell why."""
     stayed = [host for host in nodes if host not in parts or not parts[host].has_left]
     return bool(stayed) and all(host in parts and parts[host].lacks_guard for host in stayed)
+
+
+def state_of_run(parts: Collection[Part]) -> tuple[Part, str, int]:
+    """Of the hosts' parts of a run: the one that speaks for it, and its state and newest attempt.
+
+    Only the head knows the state of the whole run. Without its answer, an unfinished part makes the run unfinished.
+    """
+    head = head_of(parts)
+    first = min(parts, key=lambda part: (part.node != head, part.has_left, part.node))
+    state, attempt = first.state, first.attempt
+    if first.node != head:
+        attempt = max(part.attempt for part in parts)
+        state = state if state in UNFINISHED else unfinished_state(parts) or state
+    elif first.lacks_guard and any(part.unfinished for part in parts):
+        state = "waiting"  # the head was restarted, and the other hosts wait for it
+    return first, state, attempt
+
+
+def unfinished_state(parts: Iterable[Part]) -> str | None:
+    """The state of a part that is not over; None: all are."""
+    states = {part.state for part in parts}
+    return next((unfinished for unfinished in UNFINISHED if unfinished in states), None)
 
 
 def state_of_host(part: Part) -> str:

@@ -50,6 +50,9 @@ class Run(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def unfinished(self) -> bool: ...
+
 
 @dataclass(frozen=True)
 class AboutRun:
@@ -70,9 +73,11 @@ class AboutRun:
 
 
 def about(run: Run, runs: Iterable[Run], inventory: str) -> AboutRun:
-    """Name the run by its name, or by its id if a newer one of `runs` (the newest last) has the same name."""
-    newest = [other.run_id for other in runs if other.name == run.name][-1:]
-    has_own_name = RUN_NAME.fullmatch(run.name) and newest in ([], [run.run_id])
+    """Name the run by its name, or by its id if a newer or an unfinished one of `runs` (the newest last) has it too."""
+    same = [other for other in runs if other.name == run.name]
+    is_newest = not same or same[-1].run_id == run.run_id
+    is_only = is_newest and not any(other.unfinished for other in same if other.run_id != run.run_id)
+    has_own_name = is_only and RUN_NAME.fullmatch(run.name)
     return AboutRun(run.name if has_own_name else run.run_id, inventory)
 
 

@@ -64,7 +64,8 @@ class SourceListing:
     def missing(self) -> SourceListing:
         """The files to download: neither here already, nor older than those here."""
         here = self.source.folder
-        return replace(self, files=[one for one in self.files if not is_here(here, one) and not is_newer_here(here, one)])
+        files = [one for one in self.files if not (is_here(here, one) or is_newer_here(here, one))]
+        return replace(self, files=files)
 
     def newer_here(self) -> list[Path]:
         """The files here that a download would replace by older ones."""

@@ -292,19 +292,11 @@ def _listing(answers: Results[Answer]) -> Listing:
 
 
 def _make_run(run_id: str, run_claims: claims.Claims) -> Run:
-    parts = run_claims.parts.values()
     undisputed = [part for host, part in run_claims.parts.items() if host not in run_claims.disputed]
-    head = claims.head_of(undisputed)
-    first = min(undisputed or parts, key=lambda part: (part.node != head, part.node))
-    state, attempt = first.state if undisputed else "lost", first.attempt
-    # only the head knows the state of the whole run; without its answer, an unfinished part makes the run unfinished
-    if not undisputed or first.node != head:
-        attempt = max(part.attempt for part in parts)
-        if state not in UNFINISHED:
-            states = {part.state for part in parts}
-            state = next((unfinished for unfinished in UNFINISHED if unfinished in states), state)
-    elif first.lacks_guard and any(part.unfinished for part in undisputed):
-        state = "waiting"  # the head was restarted, and the other hosts wait for it
+    parts = undisputed or list(run_claims.parts.values())
+    first, state, attempt = claims.state_of_run(parts)
+    if not undisputed:
+        state, attempt = claims.unfinished_state(parts) or "lost", max(part.attempt for part in parts)
     return Run(run_id, first.name, state, attempt, first.started_at, run_claims.parts, run_claims.disputed)
 
 
@@ -333,7 +325,7 @@ def _count_runs(run_ids: Sequence[str]) -> str:
 
 
 def choose(listing: Listing, run: str | None, inventory: str) -> Run:
-    """The run with this id, name (the newest of that name), unique prefix of an id, or end of an id; None: the newest.
+    """The run with this id, name (see `_matches`), unique prefix of an id, or end of an id; None: the newest.
 
     `inventory`: the path of the inventory whose hosts were asked. Raises UsageError, or UnreachableError if a host
     that did not answer may know the run.
@@ -378,8 +370,12 @@ def find_queued(listing: Listing, run: str) -> queued_runs.QueuedRun | None:
 
 
 def _matches(runs: Sequence[Run], run: str) -> Sequence[Run]:
-    """The newest run with this id or name; else all whose id begins with it, or else ends with it."""
+    """The run with this id or name; else all whose id begins with it, or else ends with it.
+
+    Of several with the name, the newest unfinished one; if all have ended, the newest.
+    """
     exact = [known for known in runs if run in (known.run_id, known.name)]
+    exact = [known for known in exact if known.run_id == run or known.unfinished] or exact
     begin = [known for known in runs if known.run_id.startswith(run)]
     end = [known for known in runs if len(run) >= SUFFIX and known.run_id.endswith(run)]
     return exact[-1:] or begin or end

@@ -107,12 +107,16 @@ def test_only_commands_about_a_run_take_the_newest_run_s_inventory(here: Path) -
 class Run:
     run_id: str
     name: str
+    unfinished: bool = False
 
 
 def test_a_run_is_called_by_its_name_unless_that_means_another(here: Path) -> None:
     old, new, other = Run("1", "nightly"), Run("2", "nightly"), Run("3", "3")
     called = [advice.about(run, [old, new, other], "inventory.yaml").command("kill") for run in (old, new, other)]
     assert called == ["ddp-orch kill 1", "ddp-orch kill nightly", "ddp-orch kill 3"]
+    older = Run("0", "nightly", unfinished=True)
+    called = [advice.about(run, [older, new], "inventory.yaml").command("kill") for run in (older, new)]
+    assert called == ["ddp-orch kill 0", "ddp-orch kill 2"]
     hostile = Run("4", "x; reboot")
     assert advice.about(hostile, [hostile], "inventory.yaml").command("kill") == "ddp-orch kill 4"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,11 @@ from fake_relay import part_of
 
 from orchestrator.answers.queued import WaitingRun
 from orchestrator.answers.runs import OtherUsersRun
+from orchestrator.commands import kill, same_name
 from orchestrator.errors import UnreachableError, UsageError
-from orchestrator.runs import queued_runs, registry
+from orchestrator.inventory import model
+from orchestrator.output.console import Console
+from orchestrator.runs import queued_runs, recent, registry
 from orchestrator.runs.registry import Listing, Run
 
 RUN_ID = "20260101-120000-0001"
@@ -79,3 +84,53 @@ def test_the_owner_of_a_run_of_another_user_is_named() -> None:
     listing = Listing((of_two(),), {}, others={"a": (OtherUsersRun(QUEUED_ID, "bob"),)})
     with pytest.raises(UsageError, match=r"\bbob\b"):
         registry.choose(listing, QUEUED_ID, "inventory.yaml")
+
+
+def named(number: int, state: str) -> Run:
+    run_id = f"20260101-12000{number}-000{number}"
+    started = f"2026-01-01T12:00:0{number}.000000Z"
+    return Run(run_id, "exp", state, 1, started, {"a": part_of(run_id=run_id, state=state)})
+
+
+@pytest.mark.parametrize(
+    ("states", "chosen", "named_too"),
+    [
+        (["running", "succeeded"], 0, 1),
+        (["running", "running"], 1, 0),
+        (["failed", "succeeded"], 1, None),
+        (["failed", "waiting"], 1, None),
+    ],
+)
+def test_a_name_means_the_newest_run_that_is_not_over(states: list[str], chosen: int, named_too: int | None) -> None:
+    runs = [named(number, state) for number, state in enumerate(states)]
+    listing = Listing(tuple(runs), {}, frozenset({"a"}))
+    assert registry.choose(listing, "exp", "inventory.yaml") == runs[chosen]
+    assert registry.choose(listing, runs[1].run_id, "inventory.yaml") == runs[1]
+    said = noted(runs[chosen], listing)
+    assert (runs[named_too].run_id in said) if named_too is not None else not said
+
+
+def test_kill_of_a_name_knows_the_other_runs_that_have_it() -> None:
+    ended, older, newest = named(0, "failed"), named(1, "running"), named(2, "running")
+    listing = Listing((ended, older, newest), {}, frozenset({"a"}))
+    assert kill._same_name([newest], "exp", listing) == [older]
+    assert kill._same_name([newest], newest.run_id, listing) == []
+
+
+def noted(run: Run, listing: Listing, path: str = "no such inventory.yaml") -> str:
+    out = io.StringIO()
+    same_name.note_choice(run, listing, run.name, model.parse("hosts: [a]", path), Console(out, False))
+    return out.getvalue()
+
+
+def test_a_newer_run_of_the_name_that_was_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    inventory = tmp_path / "inventory.yaml"
+    inventory.touch()
+    old, deleted, other = (named(number, "failed") for number in range(3))
+    recent.remember(str(inventory), deleted.run_id, "exp")
+    recent.remember(str(inventory), other.run_id, "another")
+    assert deleted.run_id in noted(old, Listing((old,), {}, frozenset("a")), str(inventory))
+    for listing in (Listing((old, deleted), {}, frozenset("a")), Listing((old,), {"a": UnreachableError("a: silent")})):
+        assert not noted(old, listing, str(inventory))
+    assert not noted(other, Listing((other,), {}, frozenset("a")), str(inventory))
