@@ -31,7 +31,7 @@ from .board_table import (
 )
 from .curves import History, bar
 
-HEALTHY = ("running", "succeeded")
+HEALTHY = ("running", "succeeded", "spare", "witness", "left")
 BROKEN = ("failed", "lost", "no answer", "no such run")
 SORTS = ("auto", "host", "step", "step time", "GPU", "quiet")
 """`auto`: in the order of the inventory; if not all fit, hosts in trouble and slow ones first."""
@@ -200,11 +200,11 @@ def _first_failure(rows: Sequence[BoardRow]) -> FirstFailure | None:
 
 def _title(run_id: str, rows: Sequence[BoardRow], width: int) -> Text:
     in_run = [row for row in rows if row.node is not None and row.part]
-    head = claims.head_of(row.part for row in in_run if row.part)
-    first = min(in_run, key=lambda row: (row.node != head, row.node, row.host), default=None)
-    part = first.part if first else None
+    part, state, attempt = None, "asking", 0
+    if parts := [row.part for row in in_run if row.part]:
+        part, state, attempt = claims.state_of_run(parts)
+    first = next((row for row in in_run if row.part is part), None)
     unreachable = sum(bool(row.trouble) for row in rows)
-    state = part.state if part else "asking"
     ranks = sum(len(row.ranks) for row in rows)
     name = f" ({part.name})" if part and part.name != run_id else ""
     text = Text.assemble((f"{run_id}{name}", "bold"), "  ", (state, STYLES.get(state, "green")))
@@ -215,7 +215,7 @@ def _title(run_id: str, rows: Sequence[BoardRow], width: int) -> Text:
     counts = f"  {number_of(len(rows), 'host')}, {number_of(ranks, 'rank')}"
     for words, style in (
         (counts, ""),
-        (f"  attempt {part.attempt if part else '?'}", ""),
+        (f"  attempt {attempt or '?'}", ""),
         (f"  {one_line(part.script)}" if part else "", "dim"),
     ):
         if text.cell_len + len(words) <= width:

@@ -13,6 +13,8 @@ from ..output.harmless import is_harmless
 
 QUIET = 15.0  # s without a line from a rank until the board shows its silence
 
+APART = 2  # steps that ranks of one training may be apart
+
 
 @dataclass(frozen=True)
 class BoardRow:
@@ -37,7 +39,7 @@ class BoardRow:
             return "no answer"
         if self.now is None:
             return "asking"
-        return claims.state_of_host(self.part) if self.part else "no such run"
+        return _state_or_role(self.part) if self.part else "no such run"
 
     @property
     def ranks(self) -> Sequence[RankSample]:
@@ -81,6 +83,43 @@ class BoardRow:
             if nic.mbit and nic.name in old and seconds > 0
         ]
         return max(shares, default=None)
+
+
+def _state_or_role(part: Part) -> str:
+    """The role of a host that has no ranks in a run that goes on, or else its state."""
+    if part.has_left:
+        return "left"
+    if part.unfinished and part.is_witness:
+        return "witness"
+    return "spare" if part.unfinished and part.node_rank is None else claims.state_of_host(part)
+
+
+def without_old_steps(rows: Sequence[BoardRow]) -> list[BoardRow]:
+    """The rows without steps that ranks have printed once, such as `resume at step 15`, and that others have passed.
+
+    Ranks that train together are never more than a step or two apart.
+    """
+    steps = [
+        (row.now.clock - rank.at, rank.figures["step"])
+        for row in rows
+        if row.now
+        for rank in row.ranks
+        if "step" in rank.figures
+    ]
+
+    def is_old(now: Sample, rank: RankSample) -> bool:
+        if not {"step"} <= rank.figures.keys() <= {"step", "total"}:
+            return False
+        age, step = now.clock - rank.at, rank.figures["step"]
+        return any(other_age + QUIET <= age and other > step + APART for other_age, other in steps)
+
+    kept = []
+    for row in rows:
+        if row.now:
+            ranks = tuple(replace(rank, figures={}) if is_old(row.now, rank) else rank for rank in row.now.ranks)
+            row = replace(row, now=replace(row.now, ranks=ranks))
+        kept.append(row)
+    return kept
 
 
 def without_harmless(sample: Sample) -> Sample:

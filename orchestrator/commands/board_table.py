@@ -25,6 +25,9 @@ STYLES = {
     "restarting": "yellow",
     "running": "green",
     "succeeded": "green",
+    "spare": "dim",
+    "witness": "dim",
+    "left": "dim",
 }
 SLOW, VERY_SLOW = 1.05, 1.3  # times the median step time: yellow, red
 IDLE = 0.5  # times the median load of all GPUs: a GPU that is less busy is yellow

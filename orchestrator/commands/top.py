@@ -19,8 +19,9 @@ from ..output.console import wants_colour
 from ..output.lines import Mask
 from ..runs import registry
 from ..runs.revive import Reviver
+from . import same_name
 from .board import Screen, render
-from .board_rows import BoardRow, without_harmless
+from .board_rows import BoardRow, without_harmless, without_old_steps
 from .context import load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_doubts, warn_of_failures
 
 SAMPLE_INTERVAL = 2.0  # s between samples of a host
@@ -43,7 +44,7 @@ class Watcher:
 
     def rows(self) -> list[BoardRow]:
         """The newest state of all hosts, in their order."""
-        return list(self._rows.values())
+        return without_old_steps(list(self._rows.values()))
 
     def stop(self) -> None:
         self._stopped.set()
@@ -66,7 +67,7 @@ class Watcher:
                 self._reviver.revive(host)  # not at the first look: the recorder may start a guard by itself
 
     def _misses_guard(self, row: BoardRow) -> bool:
-        goes_on = any(other.part is not None and other.part.unfinished for other in self.rows())
+        goes_on = any(other.part is not None and other.part.unfinished for other in list(self._rows.values()))
         return goes_on and row.part is not None and row.part.lacks_guard
 
     def _tell(self, news: str) -> None:
@@ -84,6 +85,7 @@ def top(run_name: str | None, inventory_path: str | None, hosts: str | None) -> 
         if run_name is None:
             run_name = next((run.run_id for run in reversed(listing.runs) if run.unfinished), None)
         run = registry.choose(listing, run_name, inventory.path)
+        same_name.note_choice(run, listing, run_name, inventory, console)
         mask = make_mask(inventory, run, console)
         of_run = [host for host in inventory.machines if host.name in run.parts or host.name in run.missing_hosts]
         watcher = Watcher(fleet, of_run, run.run_id, run.all_nodes)

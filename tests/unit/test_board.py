@@ -17,7 +17,7 @@ from rich.console import Console
 from orchestrator.answers.decode import decode
 from orchestrator.answers.recorded import SAMPLE, Sample
 from orchestrator.commands.board import SORTS, Look, Screen, order, render
-from orchestrator.commands.board_rows import BoardRow, without_harmless
+from orchestrator.commands.board_rows import BoardRow, without_harmless, without_old_steps
 from orchestrator.commands.curves import History, sparkline
 from orchestrator.commands.top_live import LiveBoard, next_key
 from orchestrator.inventory.model import Host
@@ -129,6 +129,36 @@ def test_the_first_to_fail_comes_before_those_that_stop_because_of_it() -> None:
         replace(one, now=sample(number, 2.0, state="failed", verdict=FAILURE)) for number, one in enumerate(hosts(64))
     ]
     assert next(line for line in shown(over, 80, 24)[3:] if line.startswith("gpu-")).startswith("gpu-03")
+
+
+def test_the_run_is_what_the_hosts_that_stay_say_also_without_its_head() -> None:
+    left = {"verdict": {"state": "stopped", "first_failure": None, "stopped_by": "ann", "left": True}}
+    seen = [
+        Told("gpu-00", trouble="connect: no answer in time", node=0),
+        Told("gpu-01", sample(1, 2.0, state="stopped", attempt=1, node_rank=None, **left), node=1),
+        Told("gpu-02", sample(2, 2.0, state="waiting", attempt=3), node=2),
+        Told("gpu-03", sample(3, 2.0, state="waiting", attempt=3, node_rank=None, first_rank=None), node=3),
+    ]
+    lines = shown(seen)
+    assert "waiting" in lines[0] and "attempt 3" in lines[0] and "stopped" not in "".join(lines)
+    states = {line.split()[0]: line.split() for line in lines if line.startswith("gpu-")}
+    assert "left" in states["gpu-01"] and "waiting" in states["gpu-02"] and "spare" in states["gpu-03"]
+
+
+def test_a_step_that_a_rank_printed_once_and_others_have_passed_is_not_its_step() -> None:
+    first, second = sample(0, 100.0), sample(1, 100.0)
+    first["ranks"] = [{"rank": 0, "last": "step 88 loss 1", "at": 1099.0, "figures": {"step": 88, "loss": 1}}]
+    second["ranks"] = [{"rank": 1, "last": "resume at step 15", "at": 1060.0, "figures": {"step": 15}}]
+
+    def steps() -> list[float | None]:
+        told = [Told("gpu-00", first, node=0), Told("gpu-01", second, node=1)]
+        return [row.figure("step") for row in without_old_steps([one.seen() for one in told])]
+
+    assert steps() == [88, None]
+    second["ranks"][0]["at"] = 1098.0  # it may be slow
+    assert steps() == [88, 15]
+    second["ranks"][0].update(at=1060.0, figures={"step": 86})  # it may hang
+    assert steps() == [88, 86]
 
 
 def test_the_first_failure_is_named() -> None:
