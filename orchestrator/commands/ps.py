@@ -50,6 +50,7 @@ def ps(
             if run.without_guard:
                 revive = advice.about(run, listing.runs, inventory.path).command("revive")
                 console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
+            _note_waiting_spares(run, listing, inventory.path, console)
             for host, part in run.parts.items():
                 for what, why in part.not_notified.items():
                     console.warning(f"run {run.run_id}: {host}: notify.{what} failed: {why}")
@@ -73,6 +74,15 @@ def ps(
         last = f"{unreliable.last.what} (run {unreliable.run_id}, {whole_seconds(rfc3339(unreliable.last.at))})"
         console.warning(f"{unreliable.host} {unreliable}; the last failure: {last}")
     return UnreachableError.exit_code if listing.failed else 0
+
+
+def _note_waiting_spares(run: registry.Run, listing: registry.Listing, inventory: str, console: Console) -> None:
+    if run.state == "running" and run.lacks_team and run.spares and not run.missing_hosts:
+        restart = advice.about(run, listing.runs, inventory).command("restart")
+        console.note(
+            f"run {run.run_id} runs on fewer hosts than it began with; {fold(run.spares)} takes part at the next "
+            f"attempt, after a failure. To start it again with all hosts: {restart}"
+        )
 
 
 def _note_newest(runs: Sequence[registry.Run], inventory: str, console: Console) -> None:
@@ -188,7 +198,8 @@ def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[st
 
 def _describe_hosts(run: registry.Run, missing_hosts: Sequence[str]) -> str:
     witness = {host for host, part in run.parts.items() if part.is_witness}
-    others = {"lost": set(run.without_guard), "drained": set(run.left), "witness": witness}
+    lost, drained = set(run.without_guard), set(run.left)
+    others = {"spare": set(run.spares) - lost, "lost": lost, "drained": drained, "witness": witness}
     named = [f"{what} {fold(some)}" for what, some in others.items() if some]
     if used := [host for host in run.parts if not any(host in some for some in others.values())]:
         named = [fold(used), *named]

@@ -135,6 +135,21 @@ class Run:
         """Its hosts on which it is not over, but was ended by a reboot, or by a kill of the user's processes."""
         return tuple(host for host, part in self.parts.items() if self.unfinished and part.lacks_guard)
 
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """Its hosts that have no rank in the newest attempt, and may have some in the next one."""
+        return tuple(
+            host
+            for host, part in self.parts.items()
+            if part.unfinished and part.node_rank is None and not part.is_witness and part.node != self.head
+        )
+
+    @property
+    def lacks_team(self) -> bool:
+        """Whether it runs on fewer hosts than it began with."""
+        with_ranks = sum(part.unfinished and part.node_rank is not None for part in self.parts.values())
+        return self.unfinished and with_ranks < self._first.team
+
     def _role(self, host: str, part: Part) -> Literal["head", "team", "spare", "witness", "left"]:
         if part.is_witness:
             return "witness"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from fake_relay import part_of
 
 from orchestrator.answers.runs import OtherUsersRun, Size, WarmPython
 from orchestrator.commands import ps
+from orchestrator.output.console import Console
 from orchestrator.runs import registry
 from orchestrator.runs.registry import Listing, Run
 
@@ -56,6 +58,21 @@ def test_the_disk_space_of_a_run_is_that_on_all_its_hosts(capsys: pytest.Capture
     rows = [re.split(" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert rows[0][-2:] == ["DISK", "OUTPUTS"]
     assert [row[6:] for row in rows[1:]] == [["1.5 MB", "5.0 GB"], ["1.0 MB", "-"], []]
+
+
+def test_a_host_that_waits_as_a_spare_is_shown_and_how_it_takes_part(capsys: pytest.CaptureFixture[str]) -> None:
+    of_run = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 3, "ranks": 3, "state": "running"}
+    parts = {name: part_of(**of_run, node=node, host=name, node_rank=node) for node, name in enumerate("abc")}
+    full = Run("20260101-120000-0001", "exp", "running", 2, STARTED, parts)
+    back = replace(full, parts={**parts, "b": part_of(**of_run, node=1, host="b", node_rank=None, first_rank=None)})
+    spare = replace(back, parts={host: replace(part, team=2) for host, part in back.parts.items()})
+    show([full, back, spare], NOON)
+    hosts = [re.split(" {2,}", line.strip())[-1] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert hosts == ["a,b,c", "a,c, spare b", "a,c, spare b"]
+    out = io.StringIO()
+    for one in (full, back, spare):
+        ps._note_waiting_spares(one, Listing((one,), {}), "inventory.yaml", Console(out, False))
+    assert out.getvalue().count("\n") == 1 and "ddp-orch restart exp" in out.getvalue()
 
 
 @pytest.mark.parametrize(
