@@ -37,10 +37,9 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         arguments = {"run_id": run.run_id, "node": node, "by": whoami()}
         answer = fleet.session(hosts[head]).request(DRAIN, arguments)
         if not answer.accepted:
-            kill = advice.about(run, lookup.listing.runs, inventory.path).command("kill")
+            about = advice.about(run, lookup.listing.runs, inventory.path)
             silent = [name for name in run.all_nodes if name in {*run.without_guard, *lookup.listing.failed}]
-            is_stuck = host_name == head and not answer.elects
-            raise UsageError(_refusal(run.run_id, host_name, silent if answer.elects else (), kill, is_stuck=is_stuck))
+            raise UsageError(refusal(run, host_name, silent, about, elects=answer.elects))
         _say_what_follows(run, host_name, is_head=host_name == head, console=console)
         has_left = host_name not in run.parts or _wait(run, host_name, inventory, fleet)
     if as_json:
@@ -78,24 +77,29 @@ def _node(run: registry.Run, host_name: str) -> int:
     return run.all_nodes[host_name]
 
 
-def _refusal(run_id: str, host: str, silent: Sequence[str], kill: str, *, is_stuck: bool) -> str:
-    """`silent`: hosts whose votes may be missing. `is_stuck`: it is the head of a run that elects no other."""
-    if is_stuck:
+def refusal(run: registry.Run, host: str, silent: Sequence[str], about: advice.AboutRun, *, elects: bool) -> str:
+    """Why the host cannot be drained, and what helps. `silent`: hosts of the run that are off or have no guard."""
+    others = [name for name in silent if name != host]
+    revive = about.command("revive")
+    why = f"run {run.run_id} cannot continue without {host}: "
+    if host == _head(run) and not elects:
         why = (
-            f"{host} is the head of run {run_id}, and its hosts elect no other head. They do if three machines can "
+            f"{host} is the head of run {run.run_id}, and its hosts elect no other head. They do if three machines can "
             "vote (a witness counts), with run.max_restarts and without run.head_lost: stop."
         )
-    elif silent:
-        why = (
-            f"run {run_id} cannot continue without {host}: {fold(silent)} does not answer, so the others are "
-            f"too few, or no majority. Bring {fold(silent)} back with `ddp-orch revive`, or drain it first."
+    elif others and elects:
+        drain = "" if run.state == "waiting" else ", or drain it first"
+        why += (
+            f"{fold(others)} does not answer, so the others are too few, or no majority. Bring {fold(others)} back with "
+            f"`{revive}`{drain}."
         )
+    elif host in silent:
+        why += f"it has no spare and not enough other hosts. Start {host} again, then take it back with `{revive}`."
+    elif run.state == "waiting":
+        why += f"it waits for hosts that it lost. Bring them back with `{revive}`."
     else:
-        why = (
-            f"run {run_id} cannot continue without {host}: it has no spare and not enough other hosts. Add a host "
-            "first with `ddp-orch add`."
-        )
-    return f"{why} To end the run, use: {kill}"
+        why += "it has no spare and not enough other hosts. Add a host first with `ddp-orch add`."
+    return f"{why} To end the run, use: {about.command('kill')}"
 
 
 def _say_what_follows(run: registry.Run, host_name: str, *, is_head: bool, console: Console) -> None:

@@ -1,0 +1,34 @@
+"""`drain`: what it advises if the run cannot go on without the host."""
+
+from __future__ import annotations
+
+import pytest
+from fake_relay import part_of
+
+from orchestrator.commands import drain
+from orchestrator.inventory.advice import AboutRun
+from orchestrator.runs.registry import Run
+
+
+@pytest.mark.parametrize(
+    ("host", "silent", "state", "elects", "helps", "does_not_help"),
+    [
+        ("b", ["b"], "waiting", True, ["revive", "Start b again"], ["drain", "add"]),
+        ("b", ["b"], "running", False, ["revive", "Start b again"], ["drain", "add"]),
+        ("b", ["b", "c"], "waiting", True, ["Bring c back", "revive"], ["drain", "add"]),
+        ("b", ["c"], "running", True, ["Bring c back", "revive", "drain"], ["add"]),
+        ("b", ["c"], "waiting", False, ["revive"], ["drain", "add"]),
+        ("b", [], "running", True, ["add"], ["revive", "drain"]),
+        ("a", [], "running", False, ["max_restarts"], ["revive", "drain", "add"]),
+    ],
+)
+def test_what_helps_is_possible_and_not_what_was_just_refused(
+    host: str, silent: list[str], state: str, elects: bool, helps: list[str], does_not_help: list[str]
+) -> None:
+    known = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 3, "ranks": 3, "state": state}
+    parts = {name: part_of(**known, node=node, host=name) for node, name in enumerate("abc")}
+    run = Run("20260101-120000-0001", "exp", state, 1, "", parts)
+    said = drain.refusal(run, host, silent, AboutRun("exp", "inventory.yaml"), elects=elects)
+    assert all(word in said for word in helps), said
+    assert not any(f" {word} " in said or f"ddp-orch {word}" in said for word in does_not_help), said
+    assert "ddp-orch kill exp" in said
