@@ -19,6 +19,7 @@ from ..errors import FindingsError
 from ..hosts.fleet import Fleet, combine
 from ..inventory import run_ids, selection
 from ..inventory.advice import complete_commands
+from ..inventory.model import Inventory
 from ..output.console import wants_colour
 from ..output.finding import SEVERITIES, Finding
 from ..output.terminal import tame
@@ -30,7 +31,7 @@ from ..runs import bandwidths, deep, launch, mesh, probe, reach
 from ..runs.mesh import Network
 from ..ssh.config import by_hand
 from . import check_text
-from .context import load_inventory, open_fleet, stderr_console
+from .context import load_inventory, open_fleet, stderr_console, unset_secrets
 
 Level = Literal["quick", "usual", "deep"]
 
@@ -62,7 +63,7 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
         )
         facts = {name: answer.facts for name, answer in answers.done.items()}
         findings = [*checks.report_failures(answers.failed), *probe.check_hosts(plan, answers.done)]
-        findings += checks.report_other_keys(fleet.take_other_keys())
+        findings += [*checks.report_other_keys(fleet.take_other_keys()), *_check_secrets(inventory)]
         facts = {name: fact for name, fact in facts.items() if name != plan.witness}  # the rest is about ranks
         network = _try_network(plan, facts, fleet, findings) if level != "quick" else None
         has_errors = any(finding.severity == "error" for finding in findings)
@@ -93,6 +94,19 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
     if answers.failed:
         return combine(answers.failed.values(), "").exit_code
     return FindingsError.exit_code if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _check_secrets(inventory: Inventory) -> list[Finding]:
+    """The only finding about this machine, and not about a host."""
+    unset = unset_secrets(inventory)
+    if not unset:
+        return []
+    names = ", ".join(unset)
+    fix = (
+        f"export {' '.join(f'{name}=...' for name in unset)}; or remove from run.secrets what the script does not need"
+    )
+    message = f"run.secrets: not set in this environment: {names}. `up` refuses to start without"
+    return [Finding("warning", "secret-not-set", (), message, fix, (f"try: printenv {' '.join(unset)}",))]
 
 
 def _try_network(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings: list[Finding]) -> Network | None:

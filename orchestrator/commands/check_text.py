@@ -152,7 +152,7 @@ def _verdict(report: Report) -> tuple[str, str, str]:
 
 def _finding(finding: Finding, severity: str, width: int) -> str:
     """Fixes and evidence are not wrapped, so that they can be copied."""
-    lines = [f"{severity}  {fold(finding.hosts)}  [{finding.code}]"]
+    lines = [f"{severity}  {fold(finding.hosts) or 'this machine'}  [{finding.code}]"]
     lines += textwrap.wrap(finding.message, width, **WRAP)
     lines += [f"  {seen}" if seen.startswith("try: ") else f"  seen: {seen}" for seen in finding.evidence]
     fixes = finding.fix.splitlines()

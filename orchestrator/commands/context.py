@@ -177,6 +177,11 @@ def secret_values(inventory: Inventory, run: registry.Run, console: Console) -> 
     return [value for name in {*of_run, *inventory.run.secrets} if (value := os.environ.get(name))]
 
 
+def unset_secrets(inventory: Inventory) -> list[str]:
+    """Secrets of the inventory that this environment does not have: `up` refuses to start without them."""
+    return [name for name in inventory.run.secrets if name not in os.environ]
+
+
 def credentials_of(records: Iterable[Record]) -> list[str]:
     """Values in the command of a run that look like credentials, for what the user may share."""
     return [value for record in records if record.spec for value in credentials_in(record.spec.command)]

@@ -90,8 +90,8 @@ def refusal(run: registry.Run, host: str, silent: Sequence[str], about: advice.A
     elif others and elects:
         drain = "" if run.state == "waiting" else ", or drain it first"
         why += (
-            f"{fold(others)} does not answer, so the others are too few, or no majority. Bring {fold(others)} back with "
-            f"`{revive}`{drain}."
+            f"{fold(others)} does not answer, so the others are too few, or no majority. Bring {fold(others)} back "
+            f"with `{revive}`{drain}."
         )
     elif host in silent:
         why += f"it has no spare and not enough other hosts. Start {host} again, then take it back with `{revive}`."

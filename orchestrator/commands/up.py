@@ -33,7 +33,15 @@ from ..plan.plan import make as make_plan
 from ..runs import attach, gpu_use, holding, launch, printing, queueing, recent
 from ..runs.timing import FirstLine, FirstLines
 from . import in_job, variables
-from .context import describe_unmasked, load_inventory, open_fleet, stderr_console, warn_once, whoami
+from .context import (
+    describe_unmasked,
+    load_inventory,
+    open_fleet,
+    stderr_console,
+    unset_secrets,
+    warn_once,
+    whoami,
+)
 
 LARGEST_SHOWN = 3  # largest entries of the code, shown if it is large
 RETRY_INTERVAL = 10.0  # s between tries of `up --wait`
@@ -127,7 +135,7 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
     for warning in (*advise_shell_variables(plan), *advise_secrets(plan), *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
     if options.dry_run:
-        if unset := _unset_secrets(inventory):
+        if unset := unset_secrets(inventory):
             console.warning(f"run.secrets: not set in this environment: {', '.join(unset)}. `up` would refuse to start")
         text = json.dumps(description.as_dict(plan), indent=2) + "\n" if options.as_json else description.as_text(plan)
         sys.stdout.write(tame(text, colour=False))
@@ -342,12 +350,8 @@ def _code_folder(snapshot: ship.Snapshot | None) -> str:
     return "" if snapshot is None else str(snapshot.root / snapshot.workdir)
 
 
-def _unset_secrets(inventory: Inventory) -> list[str]:
-    return [name for name in inventory.run.secrets if name not in os.environ]
-
-
 def _read_secrets(inventory: Inventory) -> dict[str, str]:
-    if missing := _unset_secrets(inventory):
+    if missing := unset_secrets(inventory):
         it = "it" if len(missing) == 1 else "them"
         raise UsageError(
             f"{inventory.path}: run.secrets: not set in this environment: {', '.join(missing)}. "

@@ -149,6 +149,11 @@ def _known_hosts(lab: Lab, change: Callable[[str], str]) -> Callable[[], None]:
     return mend
 
 
+@case("secret-not-set", (), "warning", says="NO_SUCH_TOKEN", fix="export NO_SUCH_TOKEN=", short=True)
+def a_secret_that_is_not_set_here(lab: Lab) -> Iterator[Overrides]:
+    yield {"run": {"secrets": ["NO_SUCH_TOKEN", "PATH"]}}
+
+
 @case("ssh-host-key-unknown", exit_code=4)
 def unknown_host_key(lab: Lab) -> Iterator[Overrides]:
     address = lab.hosts[1].address
