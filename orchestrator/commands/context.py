@@ -87,11 +87,22 @@ def _load_file(argument: str | None, default: str | None, hosts: str | None, set
     try:
         inventory = model.load(path, settings, os.environ)
     except InventoryError as error:
+        if started_with := _inventories_of_run(path):
+            raise InventoryError(
+                f"{path} is a run, not an inventory. Its inventory is {started_with[0]}; for a shell in its "
+                f"environment: {advice.command('shell', path, inventory=started_with[0])}"
+            ) from error
         source = "\n(from DDP_ORCH_INVENTORY)" if named else ""
         raise type(error)(f"{error}{source}") from error
     for notice in inventory.deprecated:
         warn_once(notice)
     return inventory if hosts is None else select_hosts(inventory, hosts)
+
+
+def _inventories_of_run(path: str) -> list[str]:
+    """The inventories of the run that was given in the place of an inventory."""
+    is_run = not Path(path).exists() and any(path in (run.run_id, run.name) for run in recent.newest())
+    return recent.inventories_of(path) if is_run else []
 
 
 def _advise_job() -> str:

@@ -34,6 +34,19 @@ def read(text: str, path: str) -> Map:
     return root
 
 
+def describe_other(text: str, path: str) -> str | None:
+    """What a YAML file is that was given in the place of a script, and what to do with it; None: nobody knows."""
+    try:
+        root = compose(text)
+    except YamlProblem:
+        return None
+    if not isinstance(root, Map):
+        return None
+    if any(isinstance(key, Scalar) and key.text == "hosts" for key, _ in root.items):
+        return f"this is an inventory, not a script. To use it: ddp-orch up {shlex.quote(path)} -- SCRIPT"
+    return _other_tool(root, path)
+
+
 def _other_tool(root: Map, path: str) -> str | None:
     """What to do with a file that describes a job of another tool."""
     keys = {key.text for key, _ in root.items if isinstance(key, Scalar)}

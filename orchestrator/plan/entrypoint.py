@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..inventory import advice, paths
+from ..inventory import advice, document, paths
 from ..inventory.launcher_rows import COMMAND
 from ..inventory.model import Host, Inventory
 from ..inventory.sources import reference
+from ..inventory.text_files import read_text
 from ..output.console import fold
 from . import function_call, launchers, plan, python_files
 from . import snapshot as ship
@@ -56,7 +57,7 @@ def find(
     if module and not args:
         raise UsageError("-m: the name of a module is missing")
     if not module:
-        _check_suffix(script)
+        _check_suffix(script, base)
     hosts = plan.order(inventory)
     in_place = [host for host in hosts if host.workdir]
     if len(in_place) == len(hosts):
@@ -185,7 +186,7 @@ def _send_for_installed(inventory: Inventory, words: Sequence[str], base: Path) 
     return replace(snapshot, module=words[0], notes=(note, *snapshot.notes))
 
 
-def _check_suffix(script: str) -> None:
+def _check_suffix(script: str, base: Path) -> None:
     """Raises UsageError for files that are not Python. A notebook would run: Python takes it for a dictionary."""
     match Path(script).suffix.lower():
         case ".ipynb":
@@ -199,6 +200,9 @@ def _check_suffix(script: str) -> None:
                 "and put its preparations into `setup` and `env` of the inventory; or set run.launcher: node, which "
                 "starts it once per host"
             )
+        case ".yaml" | ".yml" if (base / script).is_file():
+            what = document.describe_other(read_text(str(base / script)), script)
+            raise UsageError(f"{script}: {what or 'this is YAML, not a Python script'}")
 
 
 def _private_file(inventory: Inventory) -> Path | None:

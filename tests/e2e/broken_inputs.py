@@ -81,6 +81,10 @@ up("flag-of-the-trainer-wrong", "--", "--batch-size=0")
 up("flags-of-the-inventory-wrong", files={"inventory.yaml": TWO + "run: {args: [--data=mnist]}\n"})
 up("script-is-a-folder", "--", ".")
 up("script-is-a-notebook", "--", "train.ipynb", files={"train.ipynb": "{}"})
+SKYPILOT = "resources: {accelerators: A100:8}\nnum_nodes: 2\nrun: |\n  torchrun train.py\n"
+up("script-is-a-task-of-skypilot", "--", "task.yaml", files={"task.yaml": SKYPILOT})
+up("script-is-an-inventory", "--", "inventory.yaml")
+up("script-is-yaml", "--", "conf.yml", files={"conf.yml": "lr: 0.1\n"})
 up("script-is-of-the-shell", "--", "run.sh", files={"run.sh": "python train.py\n"})
 up(
     "script-of-the-inventory-is-of-the-shell",

@@ -95,6 +95,15 @@ def test_what_names_a_run_takes_the_inventory_that_it_was_started_with(here: Pat
     assert head(load_inventory_of_run(None, None, "ef02")) == "here-inventory"
 
 
+def test_a_run_in_the_place_of_an_inventory_is_recognised(here: Path) -> None:
+    recent.remember("my big.yaml", "20261122-070000-abcd", "q1")
+    for run in ("20261122-070000-abcd", "q1"):
+        with pytest.raises(UsageError, match=rf"my big\.yaml.*ddp-orch shell {run}\b"):
+            load_inventory(run)
+    with pytest.raises(UsageError, match="ddp-orch init"):
+        load_inventory("q2")
+
+
 def test_only_commands_about_a_run_take_the_newest_run_s_inventory(here: Path) -> None:
     recent.remember("my big.yaml", "20261122-070000-abcd", "nightly")
     (here / "inventory.yaml").unlink()
