@@ -151,8 +151,9 @@ class Run:
         """Download the outputs of the run, those of each host to a folder of its own. Returns the folder of them all.
 
         `pattern`: only these files, such as `*.pt` or `logs/**/*.json`. `to`: the folder; by default, one with the name
-        of the run in the current folder. Raises UsageError if no file matches, RunFailed if some files could not be
-        fetched, UnreachableError if a host does not answer.
+        of the run in the current folder. Files that the run wrote beside its code are in `HOST/code`, or in
+        `HOST/code-RUN_ID` if that has files of another run. Raises UsageError if no file matches, RunFailed if some
+        files could not be fetched or are older than those here, UnreachableError if a host does not answer.
         """
         folder = Path(self.name if to is None else to)
         words = ["fetch", self.run_id, *([pattern] if pattern else []), "-o", str(folder)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..answers.fields import UNFINISHED
 from ..errors import UsageError
 from ..runs import recent
 from . import command_line
@@ -67,23 +68,26 @@ def run(
     return _handle(json.loads(command_line.call(["up", *options, *words])[0]), place)
 
 
-def find_run(run: str, *, inventory: str | Path | None = None) -> Run:
-    """The run with this name, or with this id or a part of it. If several have the name: the newest.
+def find_run(run: str, inventory: str | Path | None = None) -> Run:
+    """The run with this name, or with this id or a part of it.
+
+    If several have the name: the newest one that is not over, or else the newest.
 
     `inventory`: where to look; by default, the inventory that the run was started with, if it was started from this
     machine. Raises UsageError if there is no such run.
     """
     started_with = recent.inventories_of(run) if inventory is None else []
-    known = list(list_runs(inventory=started_with[0] if started_with else inventory, finished=True))
+    known = list_runs(started_with[0] if started_with else inventory, finished=True)
     named = [each for each in known if run in (each.run_id, each.name)]
+    named = [each for each in named if each.run_id == run or known[each].state in UNFINISHED] or named
     parts = [each for each in known if each.run_id.startswith(run) or each.run_id.endswith(run)]
     if not named and len(parts) != 1:
         problem = "several runs match" if parts else "these hosts have no such run; they have"
-        raise UsageError(f"{run}: {problem}: {', '.join(each.run_id for each in parts or known) or 'none'}")
+        raise UsageError(f"{run}: {problem}: {', '.join(each.run_id for each in parts or list(known)) or 'none'}")
     return (named or parts)[-1]
 
 
-def list_runs(*, inventory: str | Path | None = None, finished: bool = False) -> dict[Run, RunStatus]:
+def list_runs(inventory: str | Path | None = None, *, finished: bool = False) -> dict[Run, RunStatus]:
     """Your runs on the hosts of the inventory and their states, the newest last, no matter which machine started them.
 
     `inventory`: by default, $DDP_ORCH_INVENTORY, ./inventory.yaml, or that of the newest run. `finished`: also runs
