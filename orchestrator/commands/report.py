@@ -20,7 +20,7 @@ from ..hosts.fleet import Fleet
 from ..hosts.session import Refused
 from ..inventory.model import Host, Inventory
 from ..node.serve.figures import SIGNS
-from ..output import span
+from ..output import report_file, span
 from ..output.lines import Line, rfc3339
 from ..output.mask import Mask
 from ..output.pipeline import Sink
@@ -147,7 +147,7 @@ def write(path: Path, page: str, data: str) -> None:
 def _is_report(path: Path) -> bool:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-        return text.startswith(html.HEAD) or {"run_id", "timeline", "diagnosis"} <= set(json.loads(text))
+        return text.startswith(report_file.PAGE) or {"run_id", "timeline", "diagnosis"} <= set(json.loads(text))
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 

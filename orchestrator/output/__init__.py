@@ -12,5 +12,6 @@ terminal        tames escape sequences
 streams         stdout and stderr, whose failures are errors for users
 console         messages of the program itself
 span            --since and --until
+report_file     recognises the files of `report`
 finding         what `check` and `diagnose` report
 """

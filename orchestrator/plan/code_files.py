@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..inventory.run_ids import RUN_ID
+from ..output import report_file
 from . import git
 
 INSTEAD = (
@@ -153,6 +154,17 @@ def never_sent(name: str) -> bool:
     if name in (".git", "__pycache__") or name.endswith(".pyc"):
         return True
     return _REPORT.fullmatch(name) is not None or _SLURM_OUTPUT.fullmatch(name) is not None
+
+
+def is_report(path: Path) -> bool:
+    """Whether `report` has written this file, whatever its name is."""
+    if path.suffix.lower() not in report_file.SUFFIXES or path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return report_file.is_report(file.read(report_file.LONGEST))
+    except OSError:
+        return False
 
 
 def lies_in(top: Path, path: str) -> bool:

@@ -18,7 +18,7 @@ from typing import BinaryIO, Literal
 from ..errors import UsageError
 from ..node.serve.unpack import EXECUTABLE, FILE, LINK, MAX_BYTES, MAX_FILES, Entry, manifest_sha256, stays_inside
 from . import commit, git
-from .code_files import INSTEAD, lies_in, list_all, list_code, list_excluded, never_sent, shown
+from .code_files import INSTEAD, is_report, lies_in, list_all, list_code, list_excluded, never_sent, shown
 from .commit import Commit
 
 _CREDENTIAL = re.compile(
@@ -269,6 +269,8 @@ class _Collection:
     def add(self, path: str, unnamed: str) -> None:
         """Add a file. `unnamed`: the part of `path` that run.sync does not name, and that may not name a credential."""
         if path in self._seen or any(map(never_sent, path.split("/"))) or not self._is_here(path):
+            return
+        if unnamed not in ("", ".") and is_report(self._root / path):
             return
         is_private = unnamed not in ("", ".") and self._root / path == self._private
         if is_private or _CREDENTIAL.search(unnamed):

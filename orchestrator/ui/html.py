@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from ..output.console import fold
+from ..output.report_file import PAGE
 from . import bands, log_section
 from .event_rows import fold_ends
 from .svg import chart, short
@@ -61,11 +62,6 @@ footer { margin-top: 2.5rem; }
   nav { display: none; } }
 """
 
-HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"""
-"""The start of every report. `report` recognises its own files by it."""
-
 TRAINING = {
     "loss": "loss",
     "throughput": "samples per second of all ranks",
@@ -98,7 +94,7 @@ def render(report: Mapping[str, Any]) -> str:
     training = _with_throughput(report["training"])
     x_name = "step" if report["last_step"] is not None else "seconds"
     parts = [
-        f'{HEAD}; {log_section.POLICY}">',
+        f'{PAGE}; {log_section.POLICY}">',
         f"<title>{escape(title)}: {state}</title><style>{STYLE}{log_section.STYLE}</style></head><body>",
         f'<h1>{escape(title)} <span class="state {state}">{state}</span></h1>',
         _diagnosis(report["diagnosis"], report["state"]),

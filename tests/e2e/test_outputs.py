@@ -223,7 +223,13 @@ def test_what_is_brought_here_does_not_travel_with_the_code_of_the_next_run(tmp_
 
     first = up()
     assert re.search(r"code: 3 files, \d+ bytes, ", first) and str(tmp_path) in first
-    for command in (["fetch"], ["fetch", "-o", "results/all"], ["logs", "-o", "logs"], ["report"]):
+    for command in (
+        ["fetch"],
+        ["fetch", "-o", "results/all"],
+        ["logs", "-o", "logs"],
+        ["report"],
+        ["report", "-o", "x.html"],
+    ):
         done = orch(tmp_path, *command)
         assert done.returncode == 0, done.stderr
     assert list((tmp_path / "results").glob("all/me/count")) and list(tmp_path.glob("*.html"))
