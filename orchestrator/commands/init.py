@@ -85,18 +85,23 @@ def init(hosts: Sequence[str], source: str | None, output: str, probe: bool | No
         if not click.confirm(f"{output} already exists. Overwrite it?", default=False, err=True):
             raise UsageError(f"{output} was not changed")
     _write(path, text)
-    on_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    question = "Connect to the hosts now, to look for Python with torch?"
-    if probe is None and on_terminal:
-        probe = click.confirm(question, default=True, err=True)
-    if probe:
-        if on_terminal:
-            from .trust import accept_keys
-
-            accept_keys(load_inventory(output, None), False, console)
-        return _probe(inventory, entries, path, output, text, console)
     given = ["--from", source] if source else hosts
     probe_command = shlex.join(["ddp-orch", "init", "--probe", *given, *_output_option(output)])
+    on_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    question = "Connect to the hosts now, to look for Python with torch?"
+    try:
+        if probe is None and on_terminal:
+            probe = click.confirm(question, default=True, err=True)
+        if probe:
+            if on_terminal:
+                from .trust import accept_keys
+
+                accept_keys(load_inventory(output, None), False, console)
+            return _probe(inventory, entries, path, output, text, console)
+    except (click.Abort, KeyboardInterrupt):
+        print(file=sys.stderr)  # the cursor is behind the question
+        console.note(f"wrote {output}, but did not ask its hosts: `python` is python3. To ask them: {probe_command}")
+        raise
     count = number_of(len(inventory.hosts), "host")
     console.note(
         f"wrote {output} with {count}, without connecting to them: `python` is python3.\n"

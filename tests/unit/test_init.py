@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 from orchestrator.commands import host_questions, init
@@ -128,6 +129,22 @@ def test_yes_and_no_to_the_question_for_more_hosts_are_no_hosts(
     monkeypatch.setattr("click.prompt", lambda *_, **__: next(given))
     assert [host.name for host in host_questions.choose_hosts()] == names
     assert next(given, None) is None
+
+
+def test_ctrl_c_at_the_question_says_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> bool:
+        raise click.Abort
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.confirm", interrupt)
+    path = tmp_path / "i.yaml"
+    with pytest.raises(click.Abort):
+        init.init(["a1"], None, str(path))
+    said = capsys.readouterr().err
+    assert path.exists() and str(path) in said and "ddp-orch init --probe a1" in said
 
 
 def test_networks_that_all_hosts_have_are_listed_with_the_fastest_first() -> None:
