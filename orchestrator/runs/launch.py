@@ -43,6 +43,8 @@ from .timing import Timing
 P = TypeVar("P", bound=Prepared)
 LARGE = 10_000_000  # bytes of code; from this size on, the largest files are listed
 MAX_LISTED_RUNS = 3
+UNFETCHED_BYTES = 100_000_000
+UNFETCHED_RUNS = 20
 HELD_CODES = frozenset(
     {"port-in-use", "gpu-memory-held-by-others"}
 )  # somebody else holds what the run needs: exit code 5
@@ -293,7 +295,7 @@ def _show_prepared(answers: Mapping[str, Prepared], resolved: Plan, context: Lau
         more = f" and {len(removed) - MAX_LISTED_RUNS} more" if len(removed) > MAX_LISTED_RUNS else ""
         listed = ", ".join(removed[-MAX_LISTED_RUNS:])
         context.step(f"deleted {number_of(len(removed), 'finished run')}, as run.keep says: {listed}{more}")
-    unfetched = {host: describe_unfetched(answer, inventory) for host, answer in answers.items()}
+    unfetched = {host: describe_unfetched(answer, inventory) for host, answer in answers.items() if are_many(answer)}
     for line in fold_messages({host: message for host, message in unfetched.items() if message}):
         context.warn(line)
     if resuming := [host for host, answer in answers.items() if answer.resumes]:
@@ -315,6 +317,11 @@ def _describe_lacking(answers: Mapping[str, Prepared], resolved: Plan) -> str:
         "If they must load a snapshot too, stop the run, and start it with `--set run.resume=head` if rank 0 saves, "
         "or `union` if every rank saves a part (docs/resume.md)"
     )
+
+
+def are_many(answer: Unfetched) -> bool:
+    """Whether the runs that a host keeps only because their files were not fetched need attention at each start."""
+    return answer.unfetched_bytes >= UNFETCHED_BYTES or len(answer.unfetched) >= UNFETCHED_RUNS
 
 
 def describe_unfetched(answer: Unfetched, inventory: str) -> str:
