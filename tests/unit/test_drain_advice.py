@@ -13,10 +13,10 @@ from orchestrator.runs.registry import Run
 @pytest.mark.parametrize(
     ("host", "silent", "state", "elects", "helps", "does_not_help"),
     [
-        ("b", ["b"], "waiting", True, ["revive", "Start b again"], ["drain", "add"]),
-        ("b", ["b"], "running", False, ["revive", "Start b again"], ["drain", "add"]),
-        ("b", ["b", "c"], "waiting", True, ["Bring c back", "revive"], ["drain", "add"]),
-        ("b", ["c"], "running", True, ["Bring c back", "revive", "drain"], ["add"]),
+        ("b", ["b"], "waiting", True, ["revive", "Start"], ["drain", "add"]),
+        ("b", ["b"], "running", False, ["revive", "Start"], ["drain", "add"]),
+        ("b", ["b", "c"], "waiting", True, ["Bring", "revive"], ["drain", "add"]),
+        ("b", ["c"], "running", True, ["Bring", "revive", "drain"], ["add"]),
         ("b", ["c"], "waiting", False, ["revive"], ["drain", "add"]),
         ("b", [], "running", True, ["add"], ["revive", "drain"]),
         ("a", [], "running", False, ["max_restarts"], ["revive", "drain", "add"]),
