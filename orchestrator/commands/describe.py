@@ -11,7 +11,7 @@ from typing import Any
 from ..answers.recorded import RECORD, Record
 from ..inventory import advice
 from ..inventory.model import Inventory
-from ..output.console import number_of
+from ..output.console import fold, number_of
 from ..output.lines import Mask, presentable, rfc3339, whole_seconds
 from ..plan.run_program import without_program
 from ..runs import recent, registry, timeline
@@ -124,6 +124,7 @@ def _lines(page: Mapping[str, Any], all_events: str, missing: Sequence[str] = ()
     rows = {
         "Run": page["run_id"] if page["name"] == page["run_id"] else f"{page['name']} ({page['run_id']})",
         "State": page["state"] + attempts,
+        "Waits for": page["waits"] and f"{fold(page['waits']['hosts'])}, until {whole_seconds(page['waits']['until'])}",
         "Started": f"{whole_seconds(page['started_at'])} by {page['by']}",
         "Ended": page["ended_at"] and whole_seconds(page["ended_at"]),
         "First failure": page["first_failure"],

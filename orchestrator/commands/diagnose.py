@@ -22,7 +22,7 @@ from ..inventory.model import Host, Inventory
 from ..output import span
 from ..output.console import Console, fold, wants_colour
 from ..output.finding import SourceCode, find_nothing
-from ..output.lines import Mask
+from ..output.lines import Mask, rfc3339, whole_seconds
 from ..output.span import Span
 from ..runs import diagnose, local_code, recent, timeline
 from ..runs.follow import span_by_clock_of
@@ -110,9 +110,9 @@ def _show(
     if not as_json and (run.unfinished or not diagnosis.findings):
         what_to_do = ""
         if run.state == "waiting":
-            log = about.command("logs", "--stream", "agent", "--tail", "3")
-            revive = about.command("revive")
-            what_to_do = f" for a host. {log} says for which one, and why. If it was rebooted: {revive}"
+            until = f", until {whole_seconds(rfc3339(run.waits.until))}" if run.waits else ""
+            for_whom = f"{fold(run.waits.hosts)}{until}" if run.waits else "a host"
+            what_to_do = f" for {for_whom}. If a host was rebooted: {about.command('revive')}"
         elif run.unfinished:
             what_to_do = (
                 f". If it hangs: {about.command('top')} shows which ranks are silent. With run.stall_timeout, ddp-orch "

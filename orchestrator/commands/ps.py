@@ -50,6 +50,9 @@ def ps(
             if run.without_guard:
                 revive = advice.about(run, listing.runs, inventory.path).command("revive")
                 console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
+            if run.waits:
+                until = whole_seconds(rfc3339(run.waits.until))
+                console.note(f"run {run.run_id} waits for {fold(run.waits.hosts)} until {until}")
             _note_waiting_spares(run, listing, inventory.path, console)
             for host, part in run.parts.items():
                 for what, why in part.not_notified.items():

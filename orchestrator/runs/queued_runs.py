@@ -36,7 +36,7 @@ class QueuedRun:
         }
         nodes = [{"host": host, **unknown} for host in self.hosts]
         known = {"run_id": self.run_id, "name": self.name, "state": "queued"}
-        return {**known, "attempt": 0, "started_at": None, "nodes": nodes}
+        return {**known, "attempt": 0, "started_at": None, "waits": None, "nodes": nodes}
 
 
 def find(queued: Sequence[QueuedRun], run: str) -> QueuedRun | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..answers.fields import UNFINISHED
 from ..answers.ledger import EndedRun
-from ..answers.runs import LIST, OtherUsersRun, Part, RunList, WarmPython
+from ..answers.runs import LIST, OtherUsersRun, Part, RunList, Waits, WarmPython
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, Results
@@ -19,6 +19,7 @@ from ..inventory.advice import command
 from ..inventory.model import Host
 from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold
+from ..output.lines import rfc3339
 from ..output.terminal import one_line
 from . import queued_runs
 
@@ -145,6 +146,13 @@ class Run:
         )
 
     @property
+    def waits(self) -> Waits | None:
+        """What it waits for; None: it does not wait, or no host that answered knows."""
+        parts = (self.parts[host] for host in self.nodes)
+        known = (part.waits for part in parts if part.unfinished and part.waits)
+        return next(known, None) if self.state == "waiting" else None
+
+    @property
     def lacks_team(self) -> bool:
         """Whether it runs on fewer hosts than it began with."""
         with_ranks = sum(part.unfinished and part.node_rank is not None for part in self.parts.values())
@@ -180,6 +188,7 @@ class Run:
             "state": self.state,
             "attempt": self.attempt,
             "started_at": self.started_at,
+            "waits": {"hosts": self.waits.hosts, "until": rfc3339(self.waits.until)} if self.waits else None,
             "nodes": nodes,
         }
 

@@ -1,12 +1,18 @@
-"""A host is drained, and then another one is rebooted: whoever follows the run brings that one back."""
+"""Hosts are drained, rebooted and powered off: what the commands show, and who brings a host back."""
 
 from __future__ import annotations
+
+import json
+import time
+from typing import Any
 
 import pytest
 from lab.lab import Lab
 from lab.waiting import wait_until
 
-from .driver import orch, script, start
+from orchestrator.output.lines import parse_time
+
+from .driver import assert_clean, ok, orch, script, start
 
 WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
 
@@ -64,3 +70,25 @@ def test_other_hosts_know_the_events_of_a_run_whose_head_is_off(lab3: Lab) -> No
     assert result.returncode == 0 and "node-0 does not answer" in result.stderr, result.stderr
     begun = [line.split(" s  ")[1] for line in known.splitlines() if "attempt 1 started" in line]
     assert begun and begun[0] in result.stdout
+
+
+def test_all_commands_say_for_which_host_a_run_waits(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 1, "lease": 3})
+    run_id = start(lab2, inventory, "--", script(lab2, WAITS))
+    wait_until(lambda: "attempt 1 started" in events(lab2, run_id), 30, "the first attempt")
+    lab2.hosts[1].crash()
+
+    def asked() -> dict[str, Any]:
+        (run,) = json.loads(orch(lab2, "ps", "-i", inventory, "--json").stdout)
+        return dict(run)
+
+    wait_until(lambda: asked()["state"] == "waiting", 60, "the run waits")
+    waits = asked()["waits"]
+    assert waits.keys() == {"hosts", "until"} and waits["hosts"] == ["node-1"]
+    assert 0 < parse_time(waits["until"], time.time()) - time.time() < 600
+    shown = orch(lab2, "ps", "-i", inventory).stderr + orch(lab2, "describe", run_id).stdout
+    shown += orch(lab2, "diagnose", run_id).stderr
+    assert shown.count(f"{waits['until'][:19]}Z") == 3, shown
+    lab2.hosts[1].boot()
+    ok(orch(lab2, "kill", run_id, "--grace", "0"))
+    assert_clean(lab2, run_id)
