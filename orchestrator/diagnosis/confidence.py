@@ -93,7 +93,7 @@ def _names_itself(suspect: Suspect, exception: LoggedException) -> bool:
     """In the first words of the exception, not in what it happens to quote or in another one of its chain."""
     if exception.thread or exception.own_words or (exception.during and exception.chain):
         return False
-    if suspect.code == "script-exception":
+    if suspect.code == "script-exception" and not suspect.meaning:
         root = exception.chain[0] if exception.chain else exception
         in_own_code = bool(exception.places) and not INSTALLED.search(exception.places[-1])
         return bool(PLAIN.search(root.kind)) and in_own_code

@@ -24,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     endings.add_rank_to_memory_kills,
     endings.find_lone_sigterm,
     endings.drop_cancelled_steps,
+    missing_files.find_missing_folder,
     missing_files.check_written_files,
     endings.check_teardown,
     connections.find_silent_host,

@@ -34,6 +34,9 @@ class Suspect:
     """For a hint: codes that it explains if one of them is the first cause."""
     also: tuple[str, ...] = ()
     """Other hosts that show the same."""
+    meaning: str = ""
+    """In place of that of the cause; the same for `fix`."""
+    fix: str = ""
 
 
 Suspects = tuple[Suspect, ...]

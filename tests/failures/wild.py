@@ -703,6 +703,59 @@ CASES = {
         dist.barrier()
         dist.destroy_process_group()
         """),
+    "no-folder-to-save": Case("script-exception", 0, """
+        start()
+        net = DDP(nn.Linear(8, 2))
+        train(net, 3)
+        if RANK == 0: torch.save(net.module.state_dict(), "wild-checkpoints/last.pt")
+        dist.barrier()
+        """),
+    "no-folder-for-log": Case("script-exception", 0, """
+        start()
+        net = DDP(nn.Linear(8, 2))
+        if RANK == 0: log = open("wild-results/log.csv", "w")
+        train(net, 3)
+        """),
+    "rank0-evaluates-in-batches": Case("rank0-work-exceeds-timeout", 0, """
+        start()
+        net = DDP(nn.Linear(8, 2))
+        train(net, 5)
+        if RANK == 0:
+            for batch in range(14):
+                print(f"eval batch {batch}", flush=True)
+                time.sleep(1)
+        train(net, 5, first=5)
+        """),
+    "rank0-evaluates": Case("rank0-work-exceeds-timeout", 0, """
+        start()
+        net = DDP(nn.Linear(8, 2))
+        train(net, 5)
+        if RANK == 0:
+            print("evaluating...", flush=True)
+            time.sleep(14)
+        train(net, 5, first=5)
+        """),
+    "rank0-saves": Case("rank0-work-exceeds-timeout", 0, """
+        start()
+        net = DDP(nn.Linear(8, 2))
+        train(net, 5)
+        if RANK == 0:
+            print("saving checkpoint to /nfs/ckpt/epoch0.pt", flush=True)
+            time.sleep(14)
+        train(net, 5, first=5)
+        """),
+    "rank0-validates-with-losses": Case("rank0-work-exceeds-timeout", 0, """
+        start()
+        net = DDP(nn.Linear(8, 2))
+        for epoch in range(2):
+            for step in range(4):
+                net(torch.randn(4, 8)).sum().backward()
+                print(f"[rank {RANK}] epoch {epoch} step {step} loss 0.5", flush=True)
+            if RANK == 0:
+                for batch in range(14):
+                    print(f"[rank {RANK}] val batch {batch} loss 0.7", flush=True)
+                    time.sleep(1)
+        """),
     "stopped": Case("process-stopped|gloo-recv-timeout", 1, """
         start()
         train(DDP(nn.Linear(8, 2)), 3)

@@ -21,6 +21,11 @@ from orchestrator.diagnosis.transcript import parse_logs
 
 RAISED = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    train()\n'
 PEER_LOST = "RuntimeError: [/p/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:1234\n"
+NO_FOLDER = (
+    'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n'
+    '    log = open("results/log.csv", "w")\n'
+    "FileNotFoundError: [Errno 2] No such file or directory: 'results/log.csv'\n"
+)
 STEPS = "step 1 loss 2.1\nstep 2 loss 2.0\nstep 3 loss 1.9\n"
 FAILED = (
     "failed (exitcode: {code}) local_rank: {local} (pid: {pid}) of binary: python\n"
@@ -140,6 +145,11 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         ),
         {"sigterm-preempted 43 a 1"},
         set(),
+    ),
+    missing_files.find_missing_folder: (
+        Case({"a": tag(0, NO_FOLDER)}),
+        {"dataset-missing 74 a 0"},
+        {"script-exception 74 a 0"},
     ),
     missing_files.check_written_files: (
         Case(
@@ -318,6 +328,9 @@ ORDERED: dict[tuple[Rule, Rule], Case] = {
             "srun: error: a: task 1: Exited with exit code 1\n"
             "slurmstepd: error: *** STEP 7.0 ON a CANCELLED AT 2026-11-22T10:00:00 ***\n"
         }
+    ),
+    (missing_files.find_missing_folder, missing_files.check_written_files): Case(
+        {"a": tag(0, "saved results/log.csv\n") + tag(1, NO_FOLDER)}
     ),
     (missing_files.check_written_files, missing_files.check_sent_code): Case(
         {
