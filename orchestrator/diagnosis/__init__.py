@@ -12,6 +12,7 @@ scene           what all of these show together: hosts, ranks, order
 causes          knowledge/*.yaml -> signatures, meaning, fix, precedence
 suspects        a sign of a cause, with the level that decides which one counts
 signs           scene and causes -> suspects
+busy            what a rank printed -> whether it was at work while others waited for it
 hangs           time-outs of all ranks -> suspects
 refine          suspects and scene -> suspects rewritten by what several lines show together, by the rules in rules/
 ranking         suspects -> the ones that count, the first cause first

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..output.finding import Confidence
-from .exits import Exit
+from .busy import CHATTER, FINISHED, STEP, find_work, has_left_its_loop, is_at_work
+from .exits import FIELD, Exit
 from .tracebacks import LoggedException
 from .transcript import LogLine
 
@@ -36,24 +37,12 @@ BARRIERS = {"barrier", "monitored_barrier", "destroy_process_group"}
 TOGETHER = {"ALLREDUCE", "ALLGATHER", "_ALLGATHER_BASE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE", "ALLTOALL_BASE"}
 SIZE_MATTERS = {"ALLREDUCE", "BROADCAST"}
 TRAINS = {"backward", "_sync_buffers", "_pre_forward"}
-FINISHED = re.compile(
-    r"(?i)\b(?:finished|done|complete[d]?|end of (?:epoch|training)|exhausted|no more (?:data|batches)|stopiteration|"
-    r"training (?:is )?over|max_(?:epochs|steps)\S* reached|evaluat|validat|epoch \d+ (?:took|summary|end))"
-)
-WORKS = re.compile(
-    r"(?i)tokeniz|preprocess|pre-process|indexing|building|caching|download|saving|saved|writing|evaluat|validat|"
-    r"generating|loading|converting|extracting|shard|merging|preparing|computing|exporting|upload|\d+%\|"
-)
 SAVED = re.compile(r"(?i)\bsav(?:ed|ing)\b|\bcheckpoint")
-CHATTER = re.compile(r"NCCL|Watchdog|ProcessGroup|Error|site-packages|frame #")
-STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|batch|it)\b\W{0,4}(?P<number>\d+)")
 SLOW = re.compile(r"(?i)\bslow|\bstraggl|throttl|\bdelay|lagging|behind|sleep|\b(?:step|iter)\S*[ _]time")
 SMALL_PASSED = re.compile(r"(?i)small\b.*\b(?:ok|done|passed|works?)")
 SPEAKER = re.compile(r"(?i)\b(?:rank|proc(?:ess(?: index)?)?)[\s:=#]*(\d{1,4})\b")
 EXCEPTION_LINES = 4  # from an exception's line to the time-out in its message
 LAST_LINES = 3  # of a rank that show how it ended
-WORK_LINES = 12  # of a rank that show it at work
-LINES_AFTER = 30  # after the first time-out, in a log without ranks
 LARGE = 100_000  # elements
 FIRST_COLLECTIVES = 10
 
@@ -277,7 +266,8 @@ def _find_behind(
     waited = {wait.rank for wait in waits if wait.rank is not None}
     missing = [rank for rank in sorted(ranks) if rank not in waited]
     # a rank that comes late loses the peers that gave up, so it is not the one that was missing
-    absent = [rank for rank in missing if rank not in lost_a_peer] or missing
+    absent = [rank for rank in missing if rank not in lost_a_peer]
+    absent = absent or [rank for rank in missing if is_at_work(lines_of_ranks(lines, [rank]), waits[0].line)] or missing
     if waited and absent and len(absent) <= max(1, len(ranks) // 2):
         in_barrier = all(wait.in_barrier for wait in waits)
         return _explain_absence(absent, lines, waits, waits[0].line, ranks, in_barrier=in_barrier)
@@ -305,7 +295,9 @@ def _explain_absence(
     rank = absent[0]
     missing = f"rank {rank} is missing among the ranks that waited"
     own = [
-        line for line in lines_of_ranks(lines, absent) if "Traceback" not in line.text and not line.text.startswith(" ")
+        line
+        for line in lines_of_ranks(lines, absent)
+        if "Traceback" not in line.text and not line.text.startswith(" ") and not FIELD.match(line.text)
     ]
     last = own[-LAST_LINES:]
 
@@ -314,13 +306,15 @@ def _explain_absence(
 
     if any(SLOW.search(line.text) for line in last):
         return hang("straggler", last[-1])
-    work = _last_line_of_work(own[-WORK_LINES:]) or _find_untagged_work(lines, first) if len(absent) == 1 else None
-    if work is not None and (rank == 0 or not own or in_barrier):
+    work = find_work(own, lines, first, is_rank_0=rank == 0, in_barrier=in_barrier) if len(absent) == 1 else None
+    if work is not None:
         return hang("rank0-work-exceeds-timeout", work, "; it was busy")
     if any(FINISHED.search(line.text) for line in last):
         return hang("barrier-deadlock" if in_barrier else "uneven-inputs", last[-1], "; it had finished its part")
     begun = (first.at or 0.0) - max((wait.limit or 0.0 for wait in waits), default=0.0)
     meanwhile = [line for line in own if line.number < first.number and (line.at is None or line.at >= begun)]
+    if meanwhile and rank == 0 and has_left_its_loop(own):
+        return hang("rank0-work-exceeds-timeout", meanwhile[-1], "; it was in another loop than before")
     if meanwhile and any(STEP.search(line.text) for line in own if line.number > first.number):
         return hang("straggler", meanwhile[-1], "; it was still at earlier steps")
     return hang("barrier-deadlock" if in_barrier else _timeout_code(waits), first, confidence="low")
@@ -367,22 +361,3 @@ def _has_saved(lines: Sequence[LogLine], before: int) -> bool:
         line for line in lines if line.number < before and not CHATTER.search(line.text) and line.text[:1] not in " ^"
     ]
     return any(SAVED.search(line.text) for line in own[-LAST_LINES:])
-
-
-def _last_line_of_work(lines: Sequence[LogLine]) -> LogLine | None:
-    """The last of at least two lines of work."""
-    work = [line for line in lines if WORKS.search(line.text)]
-    return work[-1] if len(work) >= 2 else None
-
-
-def _find_untagged_work(lines: Sequence[LogLine], first: LogLine) -> LogLine | None:
-    """The same in a log without ranks: lines just before and after the first time-out, by no rank that waited."""
-    own = [
-        line
-        for line in lines
-        if line.source == first.source
-        and not (CHATTER.search(line.text) or "Traceback" in line.text or line.text.startswith((" ", "File ")))
-    ]
-    before = [line for line in own if line.number < first.number][-WORK_LINES:]
-    after = [line for line in own if first.number <= line.number <= first.number + LINES_AFTER]
-    return _last_line_of_work([*before, *after])

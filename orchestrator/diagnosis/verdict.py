@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from . import hangs
-from .hangs import FINISHED
+from .busy import FINISHED
 from .scene import STEPS, TROUBLE, Scene
 from .suspects import ENDING, Suspects, any_proof
 from .transcript import LogLine

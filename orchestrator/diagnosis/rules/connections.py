@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ...output.finding import Confidence
 from ...output.folding import name_ranks
-from ..hangs import FINISHED, PEER_GONE, lines_of_ranks
+from ..busy import FINISHED
+from ..hangs import PEER_GONE, lines_of_ranks
 from ..scene import STEPS, Scene, host_or_source
 from ..suspects import ENDING, SPECIFIC, Suspect, Suspects, any_proof, map_code
 from ..transcript import LogLine

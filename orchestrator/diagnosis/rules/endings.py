@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ..hangs import FINISHED
+from ..busy import FINISHED
 from ..scene import STEPS, STEPS_OF_TRAINING, Scene
 from ..suspects import DECISIVE, ENDING, FALLBACK, SPECIFIC, Suspect, Suspects, any_proof, map_code
 
