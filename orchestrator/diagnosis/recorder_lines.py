@@ -10,13 +10,21 @@ from .transcript import LogLine
 # a job that cannot start reports that under the same name, on its own stderr
 RECORDER_LINE = re.compile(r"ddp-orch: (?!cannot start |setup line )")
 ATTEMPT = re.compile(r"ddp-orch: attempt (?P<attempt>\d+) on ")
-LOST = re.compile(r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:host|head) lost\b")
+LOST = re.compile(
+    r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:(?:host|head) lost\b|the host was restarted)"
+)
 KILLED_GUARD = re.compile(
     r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:the|its) guard (?:and recorder )?w"
 )
-NO_MAJORITY = re.compile(r"ddp-orch: no majority of the hosts answers \(silent: (?P<hosts>[^)]+)\): stopping")
+NO_MAJORITY = re.compile(
+    r"ddp-orch: no majority of the hosts answers \(silent: (?P<hosts>[^)]+)\): (?:stopping|waiting)"
+)
 STOPS = re.compile(r"ddp-orch: .*; stopping all nodes$")
-FENCES = re.compile(r"ddp-orch: no (?:message from the head|majority of the hosts) .*: stopping")
+FENCES = re.compile(
+    r"ddp-orch: no (?:message from the head \((?P<head>[^)]+)\) for (?P<silence>\d+) s|majority of the hosts .*): "
+    r"(?:stopping|waiting)"
+)
+HEARS_AGAIN = re.compile(r"ddp-orch: (?:the head \(\S+\) is back|\S+ is the head)$")
 FENCED_BEFORE = 3.0  # s: ranks are stopped when their permit lapses, and the recorder says why after a whole lease
 
 DRAINS = re.compile(r"ddp-orch: draining \S+: .*; stopping all nodes, to continue without it")
@@ -67,9 +75,31 @@ def find_killed_guard(recorder: Sequence[LogLine]) -> tuple[str, LogLine] | None
     return None
 
 
-def find_silent_hosts(recorder: Sequence[LogLine]) -> tuple[list[str], LogLine] | None:
-    """The hosts without which the head had no majority, and the line that says so."""
+def find_silent_hosts(recorder: Sequence[LogLine], lost: str | None) -> tuple[list[str], LogLine] | None:
+    """The hosts without which there was no majority, and the line that says so.
+
+    `lost`: a host that the others have lost; what it did not hear is no loss.
+    """
     for line in recorder:
-        if match := NO_MAJORITY.match(line.text):
+        if (match := NO_MAJORITY.match(line.text)) and (lost is None or line.host != lost):
             return sorted(match["hosts"].split(", ")), line
     return None
+
+
+def find_silent_head(recorder: Sequence[LogLine]) -> tuple[str, float, LogLine] | None:
+    """The head of which another host heard nothing, for how many seconds, and the line that says so."""
+    for line in recorder:
+        if (match := FENCES.match(line.text)) and match["head"] and match["head"] != line.host:
+            return match["head"], float(match["silence"]), line
+    return None
+
+
+def find_cut_off(recorder: Sequence[LogLine], host: str) -> LogLine | None:
+    """The line by which a host says that it hears nothing of the others: it was up while they lost it."""
+    return next((line for line in recorder if line.host == host and FENCES.match(line.text)), None)
+
+
+def is_back(recorder: Sequence[LogLine], host: str) -> bool:
+    """Whether the others hear a host again."""
+    own = [line.text for line in recorder if line.host == host]
+    return f"ddp-orch: {host} is back" in [line.text for line in recorder] or any(map(HEARS_AGAIN.match, own))

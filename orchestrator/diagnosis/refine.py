@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .rules import connections, devices, endings, missing_files, run_record
+from .rules import connections, devices, endings, lost_hosts, missing_files, run_record
 from .scene import Scene
 from .suspects import Suspects
 
@@ -38,7 +38,7 @@ RULES: tuple[Rule, ...] = (
     run_record.add_stop,
     run_record.check_cgroup_kills,
     run_record.find_early_finisher,
-    run_record.add_lost_host,
+    lost_hosts.add_lost_host,
     run_record.drop_after_stacks,
     run_record.add_hang_causes,
     missing_files.check_sent_code,

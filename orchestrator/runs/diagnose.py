@@ -60,6 +60,8 @@ def gather_and_diagnose(
     first = min(parts, key=lambda host: (nodes[host] != head, nodes[host]), default=None)
     attempt = parts[first].attempt if first is not None else 0
     restarting = first is not None and parts[first].state in ("restarting", "waiting")
+    if first is not None and parts[first].lacks_guard and any(part.unfinished for part in parts.values()):
+        restarting = True  # the head was restarted, and the other hosts wait for it
     is_running = verdict is None and not restarting and any(part.state == "running" for part in parts.values())
     if not failed and attempt < 2 and not restarting and not is_running:
         return Diagnosis((), ())
@@ -69,7 +71,10 @@ def gather_and_diagnose(
     diagnosis = Diagnosis((), ())
     if verdict is not None and failed:
         ranks = claims.newest_ranks(parts, nodes)
-        diagnosis = diagnose_last_attempt(lines, verdict, evidence, ranks, attempt=attempt, same_code=same_code)
+        restarted = [host for host, part in parts.items() if part.lacks_guard]
+        diagnosis = diagnose_last_attempt(
+            lines, verdict, evidence, ranks, attempt=attempt, same_code=same_code, without_guard=restarted
+        )
         resume = parts[first].resume if first is not None else "none"
         diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, run_hosts, fleet, resume))
         uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0]) if resume == "none" else None
@@ -197,10 +202,12 @@ def diagnose_last_attempt(
     *,
     attempt: int | None = None,
     same_code: bool = False,
+    without_guard: Sequence[str] = (),
 ) -> Diagnosis:
     """Why the run ended, as its last attempt shows.
 
-    `answers`: the evidence by host. `same_code`: ddp-orch sent the same code to all hosts.
+    `answers`: the evidence by host. `same_code`: ddp-orch sent the same code to all hosts. `without_guard`: hosts that
+    were restarted, or whose guard was killed, before the run was over.
     """
     last = attempt or max((line.attempt for line in lines), default=1)
     first = verdict.first_failure
@@ -214,6 +221,7 @@ def diagnose_last_attempt(
         oom_hosts=tuple(host for host, answer in answers.items() if answer.oom_kills),
         dumps=[dump_of(summary) for answer in answers.values() for summary in answer.dumps],
         lost=first.host if first and first.lost else None,
+        without_guard=without_guard,
         stopped_by=verdict.stopped_by if verdict.state == "killed" else None,
         failed_at=min((failure.at for _, failure in failures), default=None),
         finished=_finished(answers, ranks, last),

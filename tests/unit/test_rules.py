@@ -13,7 +13,7 @@ from orchestrator.diagnosis.causes import load_knowledge
 from orchestrator.diagnosis.dumps import Collective, Dump, Group
 from orchestrator.diagnosis.record import RunRecord
 from orchestrator.diagnosis.refine import RULES, Rule, refine
-from orchestrator.diagnosis.rules import connections, devices, endings, missing_files, run_record
+from orchestrator.diagnosis.rules import connections, devices, endings, lost_hosts, missing_files, run_record
 from orchestrator.diagnosis.scene import NO_RECORD, Scene, build_scene
 from orchestrator.diagnosis.signs import find_suspects
 from orchestrator.diagnosis.suspects import Suspects
@@ -224,7 +224,7 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         set(),
         {"uneven-inputs 35 a 0"},
     ),
-    run_record.add_lost_host: (
+    lost_hosts.add_lost_host: (
         Case({"a": tag(0, STEPS)}, RunRecord(lost="b", failed_at=9.0)),
         set(),
         {"host-lost 93 b None"},
@@ -287,11 +287,11 @@ ORDERED: dict[tuple[Rule, Rule], Case] = {
         }
     ),
     (run_record.drop_own_signals, endings.find_refusal): STOPPED_AFTER_REFUSAL,
-    (run_record.find_early_finisher, run_record.add_lost_host): Case(
+    (run_record.find_early_finisher, lost_hosts.add_lost_host): Case(
         {"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)},
         RunRecord(failed_at=9.0, finished={1: 8.0}, lost="b"),
     ),
-    (run_record.add_lost_host, run_record.drop_after_stacks): Case(
+    (lost_hosts.add_lost_host, run_record.drop_after_stacks): Case(
         {"a": tag(0, SHOWN_STACK.format(rank=0, frames=WAITS))}, RunRecord(lost="b", failed_at=9.0)
     ),
     (run_record.drop_after_stacks, run_record.add_hang_causes): Case(

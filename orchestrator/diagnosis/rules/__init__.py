@@ -3,6 +3,7 @@
 connections    who could not reach whom, and which rank or host has gone
 devices        GPUs and memory
 endings        ends of processes: the cause, or only the launcher's or the script's own doing
+lost_hosts     hosts that the run lost
 missing_files  files that are missing on some hosts
 run_record     what the hosts of a run know beyond its output
 

@@ -76,29 +76,6 @@ def find_early_finisher(suspects: Suspects, scene: Scene) -> Suspects:
     return (*suspects, uneven)
 
 
-def add_lost_host(suspects: Suspects, scene: Scene) -> Suspects:
-    """A host that the gang lost, or of which the recorder's line in a log says so.
-
-    After `find_early_finisher`, as ranks that left early may be why a host counts as lost.
-    """
-    reported = recorder_lines.find_lost_host(scene.recorder_lines)
-    host = scene.record.lost or (reported[0] if reported else None)
-    if killed := recorder_lines.find_killed_guard(scene.recorder_lines):
-        return (
-            *suspects,
-            Suspect("agent-killed", REPORTED, killed[1], None, killed[0], "high", "its guard was killed"),
-        )
-    if silent := recorder_lines.find_silent_hosts(scene.recorder_lines) if reported is None else None:
-        hosts, line = silent
-        why = "without it, the hosts that are left are no majority"
-        return (*suspects, *(Suspect("host-lost", REPORTED, line, None, host, "high", why) for host in hosts))
-    if host is None:
-        return suspects
-    last = next((line for line in reversed(scene.lines) if line.host == host), None)
-    line = reported[1] if reported else last or LogLine(0, host, host, None, scene.record.failed_at, "")
-    return (*suspects, Suspect("host-lost", REPORTED, line, None, host, "high", "it became unreachable"))
-
-
 def drop_after_stacks(suspects: Suspects, scene: Scene) -> Suspects:
     """The hosts showed the stacks of all ranks, and stopped them: what comes after that is ddp-orch's own doing.
 

@@ -1,0 +1,85 @@
+"""Hosts that the run lost: which, and whether the host itself went down. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...output import harmless
+from .. import recorder_lines
+from ..causes import load_knowledge
+from ..scene import Scene
+from ..suspects import ENDING, Suspect, Suspects
+from ..transcript import LogLine
+
+REPORTED = 93  # levels of what the rule here concludes
+SILENT_HEAD = ENDING + 15
+NO_MAJORITY = "without it, the hosts that are left are no majority"
+CUT_OFF = (
+    "The network cut this host off from the others, or the host stood still for a while. It did not go down: it logged "
+    "that it heard nothing from them."
+)
+CHECK_NETWORK = (
+    "Check the network of this host: the cable, the switch, and `journalctl -k` for the driver. The host need not be "
+    "replaced."
+)
+
+
+def add_lost_host(suspects: Suspects, scene: Scene) -> Suspects:
+    """A host that the gang lost, or of which the recorder's line in a log says so.
+
+    After `find_early_finisher`, as ranks that left early may be why a host counts as lost.
+    """
+    own = scene.recorder_lines
+    if killed := recorder_lines.find_killed_guard(own):
+        guard = Suspect("agent-killed", REPORTED, killed[1], None, killed[0], "high", "its guard was killed")
+        return (*suspects, guard)
+    reported = recorder_lines.find_lost_host(own)
+    host = scene.record.lost or (reported[0] if reported else None)
+    found = [_loss_of(host, scene)] if host is not None else []
+    if silent := recorder_lines.find_silent_hosts(own, host):
+        hosts, line = silent
+        line = found[0].line if found else line  # so that the host that is reported comes first
+        others = [other for other in hosts if other != host]
+        found += [Suspect("host-lost", REPORTED, line, None, other, "high", NO_MAJORITY) for other in others]
+    if found:
+        return (*suspects, *found, *_restarted_too(found, scene))
+    return (*suspects, *_silent_head(scene))
+
+
+def _loss_of(host: str, scene: Scene) -> Suspect:
+    own = scene.recorder_lines
+    lines = [line for lost, line in [recorder_lines.find_lost_host(own) or ("", None)] if lost == host and line]
+    silent = recorder_lines.find_silent_head(own)
+    lines += [silent[2]] if silent and silent[0] == host else []
+    lines += [line for line in reversed(scene.lines) if line.host == host and not _means_nothing(line.text)][:1]
+    lines += [LogLine(0, host, host, None, scene.record.failed_at, "")]
+    suspect = Suspect("host-lost", REPORTED, lines[0], None, host, "high", "it became unreachable")
+    cut_off = recorder_lines.find_cut_off(own, host)
+    if cut_off is None:
+        return suspect
+    line = replace(lines[0], text="\n".join(dict.fromkeys([lines[0].text, cut_off.text])))
+    why = "it is back" if recorder_lines.is_back(own, host) else ""
+    return replace(suspect, line=line, why=why, meaning=CUT_OFF, fix=CHECK_NETWORK)
+
+
+def _means_nothing(text: str) -> bool:
+    return harmless.is_harmless(text) or load_knowledge().noise.search(text) is not None
+
+
+def _restarted_too(found: list[Suspect], scene: Scene) -> Suspects:
+    """Other hosts without a guard: they went down before the run was over."""
+    known = {suspect.host for suspect in found}
+    why = "it was restarted, or its guard was killed"
+    return tuple(
+        replace(found[0], host=host, why=why) for host in scene.record.without_guard if known and host not in known
+    )
+
+
+def _silent_head(scene: Scene) -> Suspects:
+    """The head of which the others heard nothing, where no head has said since then what happened."""
+    silent = recorder_lines.find_silent_head(scene.recorder_lines)
+    if silent is None:
+        return ()
+    host, seconds, line = silent
+    line = replace(line, at=None if line.at is None else line.at - seconds)  # what followed came later
+    return (Suspect("host-lost", SILENT_HEAD, line, None, host, "medium", "the other hosts heard nothing from it"),)

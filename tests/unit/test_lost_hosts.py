@@ -1,0 +1,149 @@
+"""Hosts that a run lost: who, whether the host itself went down, and what shows it. The lines are real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_relay import A_RUN, Dialer, Relay, part_of
+
+from orchestrator.answers.decode import decode
+from orchestrator.answers.evidence import Evidence
+from orchestrator.answers.runs import Verdict
+from orchestrator.hosts.fleet import Fleet
+from orchestrator.hosts.node_program import NodeProgram
+from orchestrator.inventory.model import parse
+from orchestrator.node.serve import wire
+from orchestrator.output.finding import Finding
+from orchestrator.output.lines import Line
+from orchestrator.output.mask import Mask
+from orchestrator.runs import diagnose as diagnose_run
+
+ATTEMPT = "ddp-orch: attempt 1 on node-0, node-1, node-2, rendezvous at 10.77.0.2:20001"
+RESTARTED = (
+    "ddp-orch: first failure: node-0: the host was restarted, or its guard and recorder were killed; stopping all nodes"
+)
+FENCE = "ddp-orch: no message from the head (node-0) for 8 s: stopping; the hosts that are left elect another head"
+NO_MAJORITY = "ddp-orch: no majority of the hosts answers (silent: node-0, node-1): waiting up to 10 min for them"
+LOST = "ddp-orch: first failure: node-2: host lost; stopping all nodes"
+HARMLESS = (
+    "[W1128 00:00:01.000000000 socket.cpp:755] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
+)
+PEER_LOST = (
+    "Traceback (most recent call last):",
+    '  File "/w/train.py", line 9, in <module>',
+    "    loss.backward()",
+    "RuntimeError: [/p/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.2]:1234",
+)
+NOTHING = {"failures": [], "kernel": [], "oom_kills": 0, "dumps": []}
+
+
+def agent(at: float, host: str, text: str) -> Line:
+    return Line(at, host, None, "agent", 1, text)
+
+
+def lost_peer(at: float, host: str, rank: int) -> list[Line]:
+    return [Line(at, host, rank, "stderr", 1, text) for text in PEER_LOST]
+
+
+def earlier(lines: list[Line], *failures: dict[str, Any]) -> Finding:
+    answers = {"node-2": decode(Evidence, {**NOTHING, "failures": list(failures)}, "evidence")}
+    return diagnose_run.diagnose_earlier_attempt([agent(0.0, "node-0", ATTEMPT), *lines], answers, 1, True)
+
+
+STEPS = [Line(float(step), f"node-{rank}", rank, "stdout", 1, f"step {step}") for step in range(4) for rank in range(3)]
+
+
+def test_a_host_that_was_restarted_is_named_in_the_attempt_that_it_ended() -> None:
+    found = earlier([*STEPS, agent(40.0, "node-0", RESTARTED)])
+    assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-0",), "high")
+    assert found.evidence == (RESTARTED,)
+
+
+KILLED = {"rank": 2, "exit_code": None, "signal": "SIGKILL", "pid": 7, "what": "rank 2: killed by SIGKILL"}
+
+
+@pytest.mark.parametrize("failures", [(), ({**KILLED, "at": 19.0, "attempt": 1},)])
+def test_while_the_head_is_off_it_is_the_host_that_was_lost(failures: tuple[dict[str, Any], ...]) -> None:
+    found = earlier([*STEPS, agent(20.0, "node-2", FENCE)], *failures)
+    assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-0",), "medium")
+    assert found.evidence == (FENCE,)
+
+
+def test_a_silent_head_is_no_cause_where_a_rank_has_failed_by_itself() -> None:
+    said = [Line(10.0, "node-2", 2, "stderr", 1, text) for text in (*PEER_LOST[:2], "KeyError: 'lr'")]
+    assert earlier([*STEPS, *said, agent(20.0, "node-2", FENCE)]).code == "script-exception"
+
+
+@pytest.mark.parametrize("lines", [[], [agent(90.0, "node-0", RESTARTED)]])
+def test_of_two_hosts_that_lose_power_at_once_both_are_named(lines: list[Line]) -> None:
+    followers = [agent(20.0, "node-2", FENCE), agent(21.0, "node-2", NO_MAJORITY)]
+    found = earlier([*STEPS, *lost_peer(13.0, "node-2", 2), *followers, *lines])
+    assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-0", "node-1"), "high")
+
+
+def test_a_lost_host_is_not_blamed_on_those_that_it_did_not_hear() -> None:
+    alone = [agent(19.0, "node-2", NO_MAJORITY), agent(20.0, "node-0", LOST)]
+    assert earlier([*STEPS, *alone]).hosts == ("node-2",)
+
+
+def of_last(lines: list[Line], without_guard: tuple[str, ...] = ()) -> Finding:
+    failure = {"host": "node-0", "node": 0, "rank": None, "what": "head lost", "at": 20.0, "lost": True}
+    verdict = decode(Verdict, {"state": "lost", "stopped_by": None, "first_failure": failure}, "run")
+    answers = {"node-2": decode(Evidence, NOTHING, "evidence")}
+    ranks = {0: "node-0", 1: "node-1", 2: "node-2"}
+    found = diagnose_run.diagnose_last_attempt(lines, verdict, answers, ranks, without_guard=without_guard)
+    return found.findings[0]
+
+
+def test_a_harmless_warning_is_no_evidence_of_a_loss() -> None:
+    said = [*STEPS, Line(9.0, "node-0", 0, "stderr", 1, HARMLESS)]
+    assert of_last(said).evidence == ("step 3",)
+    assert of_last([*said, agent(20.0, "node-2", FENCE)]).evidence == (FENCE,)
+
+
+def test_other_hosts_of_a_lost_run_that_were_restarted_are_named_too() -> None:
+    assert of_last(STEPS, without_guard=("node-0", "node-1")).hosts == ("node-0", "node-1")
+
+
+BACK = [agent(40.0, "node-0", "ddp-orch: node-2 is back"), agent(40.0, "node-2", "ddp-orch: the head (node-0) is back")]
+
+
+@pytest.mark.parametrize("back", [[], BACK[:1], BACK[1:]])
+def test_a_host_that_was_only_cut_off_did_not_go_down(back: list[Line]) -> None:
+    whole = earlier([*STEPS, agent(20.0, "node-0", LOST)])
+    cut = earlier([*STEPS, agent(20.0, "node-2", FENCE), agent(20.1, "node-0", LOST), *back])
+    assert (cut.code, cut.hosts) == (whole.code, whole.hosts) == ("host-lost", ("node-2",))
+    assert "BMC" in whole.fix and "BMC" not in cut.fix
+    assert "network" in cut.message
+    assert ("is back" in cut.message) == bool(back)
+    assert FENCE in cut.evidence
+
+
+@pytest.mark.parametrize("head", ["lost", None])
+@pytest.mark.parametrize("state", ["waiting", "running"])
+def test_a_run_that_waits_for_its_head_tells_why(head: str | None, state: str) -> None:
+    fence = FENCE.replace("node-0", "a").encode() + b"\n"
+
+    def reply(relay: Relay, request: dict[str, Any]) -> None:
+        if request["op"] == "evidence":
+            relay.result(request, NOTHING)
+            return
+        header = {"id": request["id"], "streams": ["1.run.out"], "parts": [[0, 0, len(fence), 4 * 10**9]]}
+        relay.say(wire.DATA, header, fence)
+        relay.result(request, {"run": None})
+
+    def silent(relay: Relay, request: dict[str, Any]) -> None:
+        relay.result(request, NOTHING if request["op"] == "evidence" else {"run": None})
+
+    parts = {"b": part_of(node=1, host="b", state=state, epoch=1, head=0, node_rank=1, first_rank=1)}
+    if head:
+        parts["a"] = part_of(state=head, pid=None, epoch=1, head=0)
+    fleet = Fleet(Dialer(a=silent, b=reply), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    hosts = {host.name: host for host in parse("hosts: [a, b]", "inventory.yaml").hosts}
+    found = diagnose_run.gather_and_diagnose(A_RUN["run_id"], parts, {"a": 0, "b": 1}, hosts, fleet, Mask())
+    fleet.close()
+    if state == "waiting" or head:
+        assert [(number, cause.code, cause.hosts) for number, cause in found.earlier] == [(1, "host-lost", ("a",))]
+    else:
+        assert found.earlier == ()
