@@ -27,7 +27,11 @@ FENCES = re.compile(
 HEARS_AGAIN = re.compile(r"ddp-orch: (?:the head \(\S+\) is back|\S+ is the head)$")
 FENCED_BEFORE = 3.0  # s: ranks are stopped when their permit lapses, and the recorder says why after a whole lease
 
-DRAINS = re.compile(r"ddp-orch: draining \S+: .*; stopping all nodes, to continue without it")
+DRAINS = re.compile(
+    r"ddp-orch: (?:draining \S+: .*; stopping all nodes, to continue without it"
+    r"|\S+ leaves the run, and leads no longer|the head \S+ has left the lead; )"
+)
+"""The attempt ends because a host was drained; what other hosts say if that was the head."""
 
 
 def split_attempts(lines: Sequence[LogLine]) -> list[list[LogLine]]:

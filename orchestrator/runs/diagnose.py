@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..answers.evidence import EVIDENCE, PATHS, DumpSummary, Evidence, Waits
+from ..answers.recorded import RECORD, Record
 from ..answers.runs import Failure, Part, Verdict
 from ..diagnosis import missing
 from ..diagnosis.dumps import Collective, Dump, Group
@@ -27,12 +28,14 @@ from ..output.lines import Line
 from ..output.mask import Mask
 from ..output.pipeline import Sink
 from ..output.span import ALL, Span
-from . import kept_back
+from . import kept_back, timeline
 from .follow import LogFilter, View
 
 LINES = 100_000  # of all streams together
 LINES_PER_STREAM = 200, 4000  # the fewest and the most last lines of each stream
 MAX_EARLIER_ATTEMPTS = 10
+OF_A_DRAIN = ("sigterm-preempted", "unknown")
+"""What an attempt seems to have failed of if a host was drained and no line says so."""
 
 
 def gather_and_diagnose(
@@ -87,14 +90,34 @@ def gather_and_diagnose(
         ranks = claims.newest_ranks(parts, nodes)
         diagnosis = diagnose_unfinished(logged, ranks, _finished(evidence, ranks, attempt))
     newest_ended = attempt if verdict is None and restarting else attempt - 1
+    earlier = _earlier_causes(lines, evidence, newest_ended, span, same_code=same_code)
+    if any(finding.code in OF_A_DRAIN for _, finding in earlier):  # the host whose log tells of it may be off
+        drained = _drained_attempts(run_id, run_hosts, fleet)
+        earlier = tuple(cause for cause in earlier if cause[0] not in drained)
+    return replace(diagnosis, earlier=earlier)
+
+
+def _earlier_causes(
+    lines: Sequence[Line], evidence: Mapping[str, Evidence], newest: int, span: Span, *, same_code: bool
+) -> tuple[tuple[int, Finding], ...]:
+    """Why attempts failed, up to the newest one that has ended, but for those that ended because a host was drained."""
     failed_in_span = {failure.attempt for answer in evidence.values() for failure in answer.failures}
     known = {line.attempt for line in lines if not span.is_limited or line.attempt in failed_in_span}
     known |= {number for number in failed_in_span if number is not None}  # also those whose lines are not the last ones
     drained = {line.attempt for line in lines if line.stream == "agent" and DRAINS.match(line.text)}
-    ended = sorted(number for number in known - drained if number <= newest_ended)
+    ended = sorted(number for number in known - drained if number <= newest)
     ended = [*ended[:1], *ended[1:][1 - MAX_EARLIER_ATTEMPTS :]]
-    earlier = tuple((number, diagnose_earlier_attempt(lines, evidence, number, same_code)) for number in ended)
-    return replace(diagnosis, earlier=earlier)
+    return tuple((number, diagnose_earlier_attempt(lines, evidence, number, same_code)) for number in ended)
+
+
+def _drained_attempts(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> set[int]:
+    """The attempts that ended because a host was drained, as the host knows that has recorded most."""
+
+    def ask(_: Host, session: Session) -> Record:
+        return session.request(RECORD, {"run_id": run_id})
+
+    records = fleet.each(hosts, ask, "asking for the events").done.values()
+    return timeline.drained_attempts(max((record.events for record in records), key=len, default=()))
 
 
 def _ended_in(span: Span, verdict: Verdict, parts: Mapping[str, Part]) -> bool:

@@ -48,6 +48,28 @@ def source(nodes: Mapping[str, int], head: int, records: Mapping[str, recorded.R
     return max(hosts, key=lambda host: (nodes[host] == head, len(records[host].events)), default=None)
 
 
+def drained_attempts(events: Sequence[recorded.Event]) -> set[int]:
+    """The attempts that ended because a host was to leave the run, and not because of a failure."""
+    drained: set[int] = set()
+    running: set[tuple[int, int]] = set()  # (attempt, node)
+    attempt, has_failed = 0, False
+    for event in events:
+        match event:
+            case recorded.AttemptOrdered():
+                attempt, has_failed = attempt + 1, False
+            case recorded.Started(fields=started):
+                running.add((started.attempt, started.node))
+            case recorded.Drain(fields=leaving) if (attempt, leaving.node) in running and not has_failed:
+                drained.add(attempt)
+            case recorded.Failed() | recorded.StopRequested() | recorded.Stalled():
+                has_failed = True
+            case recorded.NodeEvent("Lost" | "Restarted", gone) if (attempt, gone.node) in running:
+                has_failed = True
+            case _:
+                continue
+    return drained
+
+
 def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entry]:
     """`hosts`: the names of the nodes at the start of the run, by number."""
     result: list[Entry] = []

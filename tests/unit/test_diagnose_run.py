@@ -142,6 +142,49 @@ def test_an_attempt_that_ended_because_a_host_was_drained_has_not_failed() -> No
     assert earlier("stopping all nodes, to continue without it") == ()
 
 
+SIGTERM = {**FAILURE, "attempt": 1, "what": "rank 0: killed by SIGTERM", "exit_code": None, "signal": "SIGTERM"}
+LEAVES = "c leaves the run, and leads no longer; the hosts that are left elect another head"
+STARTED = [
+    {"event": "PortFound", "fields": {"at": 1.0}},
+    {"event": "Started", "fields": {"at": 2.0, "node": 1, "attempt": 1}},
+]
+DRAINED = {"event": "Drain", "fields": {"at": 3.0, "node": 1, "by": "ann@laptop"}}
+GONE = {"event": "Lost", "fields": {"at": 2.5, "node": 1}}
+
+
+@pytest.mark.parametrize(
+    ("line", "events", "failed"),
+    [
+        ("node 1 is slow", [], [1]),
+        (LEAVES, [], []),
+        ("the head c has left the lead; a leads now", [], []),
+        ("node 1 is slow", [*STARTED, DRAINED], []),
+        ("node 1 is slow", [*STARTED, GONE, DRAINED], [1]),
+        ("node 1 is slow", [STARTED[0], DRAINED], [1]),
+    ],
+)
+def test_a_drain_is_known_although_the_host_that_was_asked_for_it_is_off(
+    line: str, events: list[dict[str, Any]], failed: list[int]
+) -> None:
+    running = {**A_RUN, "state": "running", "attempt": 2, "nprocs": [1], "team": 1, "ranks": 1, "hosts": ["a"]}
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        if request["op"] == "evidence":
+            relay.result(request, {"failures": [SIGTERM], "kernel": [], "oom_kills": 0, "dumps": []})
+        elif request["op"] == "record":
+            relay.result(request, {"run": None, "spec": None, "exit": None, "events": events, "samples": []})
+        else:
+            said = f"ddp-orch: {line}\nReceived 15 death signal, shutting down workers\n".encode()
+            header = {"id": request["id"], "streams": ["1.run.err"], "parts": [[0, 0, len(said), 4 * 10**9]]}
+            relay.say(wire.DATA, header, said)
+            relay.result(request, {"run": None})
+
+    fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    found = diagnose.gather_and_diagnose(A_RUN["run_id"], {"a": part_of(**running)}, {"a": 0}, HOSTS, fleet, Mask())
+    fleet.close()
+    assert [number for number, _ in found.earlier] == failed
+
+
 def test_a_cause_is_less_sure_while_the_head_has_told_nothing_of_what_came_before() -> None:
     def answer(relay: Relay, request: dict[str, Any]) -> None:
         if request["op"] == "evidence":
