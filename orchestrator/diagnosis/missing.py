@@ -22,6 +22,11 @@ SET_RESUME = (
 NOT_THERE = "No such file or directory"
 
 
+def advises_resume(findings: Sequence[Finding]) -> bool:
+    """Whether the fix of the first cause is to copy the snapshot to the other hosts."""
+    return bool(findings) and findings[0].fix == SET_RESUME
+
+
 def path_of(finding: Finding) -> str | None:
     """The file that the error names; None where the diagnosis is another, or names none."""
     if finding.code not in CODES:

@@ -1,11 +1,12 @@
-"""A restarted run whose hosts did not resume at one step, because only some have the snapshot. Pure."""
+"""A run whose hosts did not resume at one step, because only some have the snapshot. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ..node.serve.figures import figures
 from ..output.console import fold
@@ -20,7 +21,15 @@ RESUMED = {"step": 10, "epoch": 3}
 _EPOCH = re.compile(r"\bepoch[ :=#]*(\d+)", re.IGNORECASE)
 
 
-CONSEQUENCES = ("uneven-inputs", "process-group-not-destroyed")
+CONSEQUENCES = (
+    "uneven-inputs",
+    "process-group-not-destroyed",
+    "barrier-deadlock",
+    "gloo-peer-lost",
+    "gloo-recv-timeout",
+    "collective-timeout",
+    "straggler",
+)
 """What it looks like when ranks that began at different steps end at different times."""
 
 
@@ -38,33 +47,61 @@ def with_uneven_resume(
     return (*findings, uneven) if restarted else tuple(findings)
 
 
-def find_uneven_resume(lines: Sequence[Line], attempt: int, whole: int) -> Finding | None:
-    """`whole`: streams with fewer lines in the attempt are complete. Of others, the first step is unknown."""
+def find_uneven_resume(lines: Sequence[Line], attempt: int, whole: int, empty: Collection[str] = ()) -> Finding | None:
+    """`whole`: streams with fewer lines in the attempt are complete. Of others, the first step is unknown. `empty`:
+    hosts whose output folders are empty: if they print no steps, they count as hosts that began anew.
+    """
     of_attempt = [line for line in lines if line.attempt == attempt and line.rank is not None]
     lengths = Counter((line.rank, line.stream) for line in of_attempt)
     complete = [line for line in of_attempt if lengths[line.rank, line.stream] < whole]
-    for unit, least in RESUMED.items():
-        first: dict[str, int] = {}
+    hosts = dict.fromkeys(line.host for line in of_attempt)
+    for unit in RESUMED:
+        numbers: dict[str, list[int]] = {}
         for line in complete:
             number = _number(line.text, unit)
             if number is not None:
-                first.setdefault(line.host, number)
-        start = min(first.values(), default=0)
-        # after a restart, hosts that begin at different epochs are enough
-        least = start + 1 if unit == "epoch" and attempt > 1 else least
-        begun = [host for host, number in first.items() if number <= BEGUN and number < least]
-        resumed = [host for host, number in first.items() if number >= least]
+                numbers.setdefault(line.host, []).append(number)
+        first = {host: own[0] for host, own in numbers.items()}
+        begun = [host for host, number in first.items() if number <= BEGUN]
+        resumed = _resumed(unit, numbers, attempt)
+        begun = [host for host in begun if host not in resumed]
         if begun and resumed:
-            return Finding(
-                "warning",
-                "file-missing-on-host",
-                tuple(begun),
-                f"Attempt {attempt} began at the first {unit} on {fold(begun)}, but at {unit} "
-                f"{min(first[host] for host in resumed)} on {fold(resumed)}: {fold(begun)} may not have the snapshot.",
-                SET_RESUME,
-                confidence="medium",
-            )
+            return _finding(attempt, unit, resumed, first, f"at the first {unit} on {fold(begun)}, but ", begun)
+        silent = [host for host in hosts if host in empty and host not in numbers]
+        if attempt == 1 and silent and resumed and set(resumed) == set(numbers) and not set(resumed) & set(empty):
+            return _finding(attempt, unit, resumed, first, "", silent)
     return None
+
+
+def _resumed(unit: str, numbers: Mapping[str, Sequence[int]], attempt: int) -> list[str]:
+    """The hosts whose ranks did not begin anew. `numbers`: the steps or epochs that those of each host printed."""
+    first = {host: own[0] for host, own in numbers.items()}
+    if attempt > 1:  # after a restart, hosts that begin at different epochs are enough
+        least = min(first.values(), default=0) + 1 if unit == "epoch" else RESUMED[unit]
+        return [host for host, number in first.items() if number >= least]
+    # some scripts print only every few steps, and number the first of them as the others
+    return [host for host, own in numbers.items() if own[0] > max(BEGUN, _spacing(unit, own))]
+
+
+def _spacing(unit: str, numbers: Sequence[int]) -> int:
+    """The usual difference of the steps that are printed; of an epoch, as of steps if there is only one, a guess."""
+    steps = Counter(later - number for number, later in pairwise(numbers) if later > number)
+    return steps.most_common(1)[0][0] if steps else RESUMED[unit] - 1
+
+
+def _finding(
+    attempt: int, unit: str, resumed: Sequence[str], first: Mapping[str, int], others: str, lacking: Iterable[str]
+) -> Finding:
+    names = fold(lacking)
+    return Finding(
+        "warning",
+        "file-missing-on-host",
+        tuple(lacking),
+        f"Attempt {attempt} began {others}at {unit} {min(first[host] for host in resumed)} on {fold(resumed)}: "
+        f"{names} may not have the snapshot.",
+        SET_RESUME,
+        confidence="medium",
+    )
 
 
 def _number(text: str, unit: str) -> int | None:

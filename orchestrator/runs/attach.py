@@ -155,8 +155,9 @@ def _diagnose(
     mask: Mask,
     console: Console,
     find_source: Callable[[str], SourceCode | None],
-) -> None:
-    from ..diagnosis import rendering
+) -> bool:
+    """Print the diagnosis. Returns whether some hosts lack the snapshot that others resumed from."""
+    from ..diagnosis import missing, rendering
     from . import diagnose  # imported late: only a failed run needs them
 
     parts = {host: outcome.run for host, outcome in view.outcomes.items() if outcome.run}
@@ -164,7 +165,7 @@ def _diagnose(
         diagnosis = diagnose.gather_and_diagnose(run_id, parts, nodes, {host.name: host for host in hosts}, fleet, mask)
     except OrchError as error:
         console.warning(f"no diagnosis: {error}")
-        return
+        return False
     columns = min(rendering.WIDTH, shutil.get_terminal_size((rendering.WIDTH, 24)).columns)
     read_more = rendering.where_to_read_more(diagnosis, about)
     colour = wants_colour(sys.stderr, os.environ)
@@ -172,6 +173,7 @@ def _diagnose(
     for line in rendering.render_text(diagnosis, columns, read_more, colour=colour, find_source=find_source):
         sys.stderr.write(line + "\n")
     sys.stderr.flush()
+    return missing.advises_resume(diagnosis.findings)
 
 
 @contextlib.contextmanager
@@ -259,12 +261,12 @@ def conclude(
     resume: str,
     show_outputs: bool = True,
     doubt: str = "",
-    explain: Callable[[], None] = lambda: None,
+    explain: Callable[[], bool] = lambda: False,
 ) -> int:
     """Print how the run ended and what to do next, and return the exit code for that.
 
     `nodes`: the node number of each host; `resume` and `show_outputs`: see `attend`; `doubt`: a warning after a
-    success; `explain`: prints why it failed.
+    success; `explain`: prints why it failed, and returns whether some hosts lack the snapshot of others.
     """
     for line in fold_failures(view.failed):
         console.warning(line)
@@ -294,8 +296,8 @@ def conclude(
     stray = {host: files for host, outcome in view.outcomes.items() if (files := outcome.stray_outputs)}
     if stray:
         console.warning(_describe_stray_outputs(stray))
-    if verdict.state in ("failed", "lost"):
-        explain()
+    if verdict.state in ("failed", "lost") and explain():
+        resume = _with_snapshot_of_head(resume)
     if show_outputs:
         _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=resume)
     elif verdict.state in ("failed", "lost"):
@@ -373,14 +375,18 @@ def advise_after_lost_head(verdict: Verdict, parts: Mapping[str, Part], resume: 
             f"\n  to resume from the newest snapshot of the others, remove {first.host} from the inventory or set "
             f"another `head` (such as {with_outputs[0]}), then run: {resume}"
         )
-    if not any(part.resume != "none" for part in parts.values()) and " -- " in resume:  # all ranks shall load it
-        resume = resume.replace(" -- ", " --set run.resume=head -- ", 1)
+    if not any(part.resume != "none" for part in parts.values()):  # all ranks shall load it
+        resume = _with_snapshot_of_head(resume)
     if first.host in parts:  # it is up again
         return f"\n  {first.host} answers again. To resume from its outputs, run: {resume}"
     return (
         f"\n  the others have no outputs, so only {first.host} can have a snapshot. To resume from it when "
         f"{first.host} is up again, run: {resume}"
     )
+
+
+def _with_snapshot_of_head(resume: str) -> str:
+    return resume.replace(" -- ", " --set run.resume=head -- ", 1)
 
 
 def _first_failure(verdict: Verdict) -> str:

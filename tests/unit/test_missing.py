@@ -135,3 +135,38 @@ def test_hosts_that_resumed_at_different_steps_explain_uneven_inputs_and_nothing
     assert with_uneven_resume([oom], None) == (oom,)
     assert with_uneven_resume([oom], uneven, restarted=False) == (oom,)
     assert with_uneven_resume([inputs], uneven, restarted=False)[0].code == "file-missing-on-host"
+
+
+def first_attempt(unit: str, **numbers: list[int]) -> list[Line]:
+    return [
+        Line(float(place), host, rank, "stdout", 1, f"{unit} {number} loss=1.0")
+        for rank, (host, own) in enumerate(numbers.items())
+        for place, number in enumerate(own)
+    ] + [Line(9.0, "b", 1, "stderr", 1, "RuntimeError: Connection closed by peer")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "empty", "hosts"),
+    [
+        (first_attempt("step:", a=[6, 7, 8], b=[0, 1, 2]), (), ("b",)),
+        (first_attempt("step:", a=[50, 100, 150], b=[1, 50]), (), None),  # a prints every 50 steps only
+        (first_attempt("epoch", a=[3, 3, 3], b=[0, 0]), (), ("b",)),
+        (first_attempt("epoch", a=[2, 3, 4], b=[0, 1]), (), ("b",)),
+        (first_attempt("step:", a=[40, 41, 42]), ("b",), ("b",)),  # only rank 0 prints steps
+        (first_attempt("step:", a=[40, 41, 42]), (), None),
+        (first_attempt("step:", a=[40, 41, 42]), ("a", "b"), None),
+        (first_attempt("step:", a=[0, 1, 2]), ("b",), None),
+        (first_attempt("step:", a=[20, 40, 60]), ("b",), None),
+    ],
+)
+def test_a_new_run_of_a_used_name_may_resume_on_some_hosts_only(
+    lines: list[Line], empty: tuple[str, ...], hosts: tuple[str, ...] | None
+) -> None:
+    found = find_uneven_resume(lines, 1, 200, empty)
+    assert (found.hosts if found else None) == hosts
+
+
+@pytest.mark.parametrize("code", ["uneven-inputs", "barrier-deadlock", "gloo-recv-timeout", "straggler"])
+def test_hosts_that_begin_at_different_steps_explain_a_hang(code: str) -> None:
+    uneven = finding("", "file-missing-on-host")
+    assert with_uneven_resume([finding("", code)], uneven, restarted=False)[0].code == "file-missing-on-host"

@@ -24,17 +24,19 @@ SUCCEEDED = {"state": "succeeded", "first_failure": None, "stopped_by": None}
 FAILED = {"state": "failed", "first_failure": A_FAILURE}
 
 
-def concluded(nodes: dict[str, int] = NODES, **verdicts: dict[str, Any]) -> tuple[int, list[str]]:
+def concluded(
+    nodes: dict[str, int] = NODES, *, resume: str = "", lacks_snapshot: bool = False, **verdicts: dict[str, Any]
+) -> tuple[int, list[str]]:
     """The exit code, and the lines that are said."""
     fleet = Fleet(Dialer(), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
     view = View(A_RUN["run_id"], HOSTS, LogFilter(follow=True), fleet, lambda _: None)
     for host, verdict in verdicts.items():
-        told = verdict if "pid" in verdict else {"verdict": verdict}  # a host without a guard has no verdict
+        told = verdict if {"pid", "verdict"} & set(verdict) else {"verdict": verdict}  # without a guard, it has none
         part = part_of(node=-1 if host == "b" else 0, host=host, **told)
         view._followed[host] = update(view._followed[host], Ended(Attached(part)))
     stream = io.StringIO()
     about, console = AboutRun("mine", "inventory.yaml"), Console(stream, colour=False)
-    code = conclude(A_RUN["run_id"], about, nodes, view, console, resume="")
+    code = conclude(A_RUN["run_id"], about, nodes, view, console, resume=resume, explain=lambda: lacks_snapshot)
     return code, stream.getvalue().splitlines()
 
 
@@ -44,6 +46,15 @@ def test_the_outcome_is_that_of_the_head_whatever_another_host_claims() -> None:
     code, lines = concluded(b=SUCCEEDED)
     assert code == 4 and lines[0].startswith("error: ") and "`ddp-orch ps inventory.yaml --all`" in lines[0]
     assert concluded({"a": 0}, b=FAILED)[0] == 4  # b contradicts another host
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_the_command_to_resume_copies_a_snapshot_that_some_hosts_lack(lacks: bool) -> None:
+    ended = {"a": {"verdict": FAILED, "outputs": True}, "b": {"verdict": FAILED}}
+    _, lines = concluded(resume="ddp-orch up --name x -- train.py -- y", lacks_snapshot=lacks, **ended)
+    (command,) = (line.split("  # ")[0].strip() for line in lines if "up --name" in line)
+    flag = "--set run.resume=head " if lacks else ""
+    assert command == f"ddp-orch up --name x {flag}-- train.py -- y"
 
 
 def test_a_run_without_any_guard_is_lost_and_its_hosts_are_not_called_unreachable() -> None:
