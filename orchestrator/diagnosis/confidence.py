@@ -43,7 +43,7 @@ def rate_confidence(suspect: Suspect, suspects: Suspects, scene: Scene) -> Confi
         return "medium"
     if suspect.level < SPECIFIC:
         is_sure = CRASHES.search(suspect.why) is not None or _is_reported_hangup(suspect)
-    elif _depends_on_others(suspect, scene):
+    elif not suspect.meaning and _depends_on_others(suspect, scene):
         is_sure = False
     elif suspect.exception is not None:
         is_sure = _names_itself(suspect, suspect.exception)

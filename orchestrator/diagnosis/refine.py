@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .rules import connections, devices, endings, lost_hosts, missing_files, run_record
+from .rules import connections, devices, endings, hidden_modules, lost_hosts, missing_files, run_record
 from .scene import Scene
 from .suspects import Suspects
 
@@ -16,6 +16,7 @@ Rule = Callable[[Suspects, Scene], Suspects]
 
 RULES: tuple[Rule, ...] = (
     # by the output
+    hidden_modules.find_hidden_module,
     endings.discount_overcome_trouble,
     devices.check_device_ordinals,
     devices.check_gpu_memory,

@@ -301,12 +301,13 @@ def _warn_of_own_launchers(hosts: Sequence[Host], snapshot: ship.Snapshot, *, mo
 
 
 def _warn_of_hidden_modules(snapshot: ship.Snapshot, *, module: bool) -> Iterator[str]:
-    """Warnings for files that Python imports in place of modules of its own, which torch imports as well."""
+    """Warnings for files that are imported in place of modules that torch imports as well."""
     _, folder = _script_of(snapshot, module=module)
     paths = (snapshot.root / entry.path for entry in snapshot.files)
-    for name in sorted(path.name for path in paths if path.parent == folder):
-        if python_files.hides_own_module(name):
-            yield f"{name} hides Python's module {name[:-3]} from all imports, also from those of torch; rename it"
+    for name in sorted(path.relative_to(folder).as_posix() for path in paths if path.is_relative_to(folder)):
+        if hidden := python_files.hidden_module(name):
+            file = name.removesuffix("__init__.py")
+            yield f"{file} hides {hidden} from all imports, also from those of torch; rename it"
 
 
 def has_old_local_rank(snapshot: ship.Snapshot | None, *, module: bool) -> bool:

@@ -37,6 +37,10 @@ _PLAIN |= {"matplotlib", "seaborn", "tqdm", "tensorboard", "tensorboardX", "wand
 _TOGETHER = re.compile(r"distributed|process_?group|dataparallel|fsdp|\bddp\b|rank\b|world_?size", re.IGNORECASE)
 _RARE = {"test", "this", "antigravity", "idlelib", "turtle", "turtledemo", "lib2to3", "cgi", "chunk", "crypt", "imp"}
 """Modules of Python that hardly any package imports, and whose names files of users have."""
+_OF_TORCH = {"torch", "torchgen", "functorch", "numpy", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2"}
+_OF_TORCH |= {"fsspec", "filelock", "yaml", "triton", "cuda", "nvidia", "opt_einsum", "packaging", "setuptools"}
+_OF_TORCH |= {"psutil", "dill", "pynvml", "tqdm", "tabulate", "optree"}
+"""Packages that torch imports, if only sometimes."""
 _OWN_LAUNCHER = re.compile(r"MASTER_ADDR|init_method|spawn")
 _LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
 _SPAWN = re.compile(r"(?:mp|(?:torch\.)?multiprocessing)\.spawn")
@@ -124,10 +128,17 @@ def find_own_launchers(script: Path, folder: Path) -> Iterator[OwnLauncher]:
                     yield OwnLauncher(source.path, node.lineno, "spawn", ast.unparse(function))
 
 
-def hides_own_module(file: str) -> bool:
-    """Whether a file next to the script is imported in place of a module of Python that many packages import."""
-    name, dot, ending = file.partition(".")
-    return dot + ending == ".py" and name in sys.stdlib_module_names - _RARE
+def hidden_module(path: str) -> str | None:
+    """What is imported in its place from the folder of the script: a module of Python, or a package that torch imports.
+
+    `path`: of a file, from that folder.
+    """
+    name = path.removesuffix("/__init__.py") if path.endswith("/__init__.py") else path.removesuffix(".py")
+    if "/" in name or "." in name or name == path:
+        return None
+    if name in sys.stdlib_module_names - _RARE:
+        return f"Python's module {name}"
+    return f"the package {name}" if name in _OF_TORCH else None
 
 
 def _imports_of(module: str, source: _Source, script: Path) -> Iterator[Import]:

@@ -154,14 +154,25 @@ def test_a_script_that_starts_its_ranks_itself_is_recognised(
     assert {(one.what, one.line) for one in places} == found
 
 
-def test_a_file_that_hides_a_module_of_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_hides_a_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "lib").mkdir()
-    write(tmp_path, {"x.py": "import torch.distributed", "random.py": "", "test.py": "", "lib/queue.py": ""})
+    hiding = {"random.py", "cuda.py", "logging/__init__.py", "numpy/__init__.py", "torch.py"}
+    others = {
+        "test.py",
+        "lib/queue.py",
+        "cuda_utils.py",
+        "yaml/own.py",
+        "lib/numpy/__init__.py",
+        "sympy.txt",
+        "data.py",
+    }
+    for path in (*hiding, *others):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    write(tmp_path, {"x.py": "import torch.distributed", **dict.fromkeys((*hiding, *others), "")})
     snapshot = entrypoint.find(model.parse("hosts: [a, b]\n", "i"), ("x.py",))[1]
     assert snapshot is not None
-    (warning,) = snapshot.warnings
-    assert "random.py" in warning and "test.py" not in warning and "queue.py" not in warning
+    named = {warning.split(" hides ")[0] for warning in snapshot.warnings}
+    assert named == {path.removesuffix("__init__.py") for path in hiding}
 
 
 @pytest.mark.parametrize(("hosts", "told"), [("[a, b]", 2), ("[{name: a, nproc_per_node: 1}]", 0)])

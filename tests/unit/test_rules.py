@@ -13,7 +13,15 @@ from orchestrator.diagnosis.causes import load_knowledge
 from orchestrator.diagnosis.dumps import Collective, Dump, Group
 from orchestrator.diagnosis.record import RunRecord
 from orchestrator.diagnosis.refine import RULES, Rule, refine
-from orchestrator.diagnosis.rules import connections, devices, endings, lost_hosts, missing_files, run_record
+from orchestrator.diagnosis.rules import (
+    connections,
+    devices,
+    endings,
+    hidden_modules,
+    lost_hosts,
+    missing_files,
+    run_record,
+)
 from orchestrator.diagnosis.scene import NO_RECORD, Scene, build_scene
 from orchestrator.diagnosis.signs import find_suspects
 from orchestrator.diagnosis.suspects import Suspects
@@ -21,6 +29,12 @@ from orchestrator.diagnosis.transcript import parse_logs
 
 RAISED = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    train()\n'
 PEER_LOST = "RuntimeError: [/p/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:1234\n"
+HIDES = (
+    'Traceback (most recent call last):\n  File "/w/train.py", line 1, in <module>\n    import torch\n'
+    '  File "/v/site-packages/torch/cuda/_utils.py", line 9, in <module>\n    from cuda.bindings import (\n'
+    '  File "/w/cuda.py", line 6, in <module>\n    DEVICE = torch.zeros(1).device\n'
+    "AttributeError: partially initialized module 'torch' has no attribute 'zeros'\n"
+)
 NO_FOLDER = (
     'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n'
     '    log = open("results/log.csv", "w")\n'
@@ -145,6 +159,11 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         ),
         {"sigterm-preempted 43 a 1"},
         set(),
+    ),
+    hidden_modules.find_hidden_module: (
+        Case({"a": tag(0, HIDES)}),
+        {"script-exception 50 a 0"},
+        {"script-import-error 79 a 0"},
     ),
     missing_files.find_missing_folder: (
         Case({"a": tag(0, NO_FOLDER)}),

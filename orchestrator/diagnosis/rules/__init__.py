@@ -1,11 +1,12 @@
 """Rules that rewrite suspects, by theme; refine.py says in which order they run. Pure.
 
-connections    who could not reach whom, and which rank or host has gone
-devices        GPUs and memory
-endings        ends of processes: the cause, or only the launcher's or the script's own doing
-lost_hosts     hosts that the run lost
-missing_files  files that are missing on some hosts
-run_record     what the hosts of a run know beyond its output
+connections     who could not reach whom, and which rank or host has gone
+devices         GPUs and memory
+endings         ends of processes: the cause, or only the launcher's or the script's own doing
+hidden_modules  files of the user that packages import in place of a module
+lost_hosts      hosts that the run lost
+missing_files   files that are missing on some hosts
+run_record      what the hosts of a run know beyond its output
 
 Each is a function `(suspects, scene) -> suspects`. Its docstring says which case it serves and why it stands where it
 stands; tests/unit/test_rules.py has that case.
