@@ -13,11 +13,15 @@ ATTEMPT = re.compile(r"ddp-orch: attempt (?P<attempt>\d+) on ")
 LOST = re.compile(
     r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:(?:host|head) lost\b|the host was restarted)"
 )
+RESTARTED = re.compile(r"ddp-orch: first failure(?:, seen late)?: \S+: the host was restarted")
 KILLED_GUARD = re.compile(
     r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:the|its) guard (?:and recorder )?w"
 )
 NO_MAJORITY = re.compile(
     r"ddp-orch: no majority of the hosts answers \(silent: (?P<hosts>[^)]+)\): (?:stopping|waiting)"
+)
+WITHOUT = re.compile(
+    r"ddp-orch: .*restart.* follows, (?:on \d+ hosts?, without|with .+ in place of) (?P<hosts>\S+(?:, \S+)*)$"
 )
 STOPS = re.compile(r"ddp-orch: .*; stopping all nodes$")
 FENCES = re.compile(
@@ -88,6 +92,11 @@ def find_silent_hosts(recorder: Sequence[LogLine], lost: str | None) -> tuple[li
         if (match := NO_MAJORITY.match(line.text)) and (lost is None or line.host != lost):
             return sorted(match["hosts"].split(", ")), line
     return None
+
+
+def find_left_out(recorder: Sequence[LogLine]) -> list[str]:
+    """The hosts of the attempt that the next one is without."""
+    return [host for line in recorder if (match := WITHOUT.match(line.text)) for host in match["hosts"].split(", ")]
 
 
 def find_silent_head(recorder: Sequence[LogLine]) -> tuple[str, float, LogLine] | None:

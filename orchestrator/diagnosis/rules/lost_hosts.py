@@ -42,7 +42,7 @@ def add_lost_host(suspects: Suspects, scene: Scene) -> Suspects:
         others = [other for other in hosts if other != host]
         found += [Suspect("host-lost", REPORTED, line, None, other, "high", NO_MAJORITY) for other in others]
     if found:
-        return (*suspects, *found, *_restarted_too(found, scene))
+        return (*suspects, *found, *_lost_too(found, scene))
     return (*suspects, *_silent_head(scene))
 
 
@@ -53,26 +53,33 @@ def _loss_of(host: str, scene: Scene) -> Suspect:
     lines += [silent[2]] if silent and silent[0] == host else []
     lines += [line for line in reversed(scene.lines) if line.host == host and not _means_nothing(line.text)][:1]
     lines += [LogLine(0, host, host, None, scene.record.failed_at, "")]
-    suspect = Suspect("host-lost", REPORTED, lines[0], None, host, "high", "it became unreachable")
+    restarted = recorder_lines.RESTARTED.match(lines[0].text) is not None
+    why = f"{host} was restarted" if restarted else f"{host} became unreachable"
+    suspect = Suspect("host-lost", REPORTED, lines[0], None, host, "high", why)
     cut_off = recorder_lines.find_cut_off(own, host)
     if cut_off is None:
         return suspect
     line = replace(lines[0], text="\n".join(dict.fromkeys([lines[0].text, cut_off.text])))
-    why = "it is back" if recorder_lines.is_back(own, host) else ""
-    return replace(suspect, line=line, why=why, meaning=CUT_OFF, fix=CHECK_NETWORK)
+    meaning = CUT_OFF + (" It is back." if recorder_lines.is_back(own, host) else "")
+    return replace(suspect, line=line, why="", meaning=meaning, fix=CHECK_NETWORK)
 
 
 def _means_nothing(text: str) -> bool:
     return harmless.is_harmless(text) or load_knowledge().noise.search(text) is not None
 
 
-def _restarted_too(found: list[Suspect], scene: Scene) -> Suspects:
-    """Other hosts without a guard: they went down before the run was over."""
+def _lost_too(found: list[Suspect], scene: Scene) -> Suspects:
+    """Other hosts: without a guard before the run was over, or left out of the next attempt, and silent till then."""
+    hosts = dict.fromkeys(scene.record.without_guard, "it was restarted, or its guard was killed")
+    since = found[0].line.at or 0.0
+    heard = {line.host for line in (*scene.lines, *scene.recorder_lines) if (line.at or 0.0) >= since}
+    hosts |= {
+        host: "the next attempt began without it"
+        for host in recorder_lines.find_left_out(scene.recorder_lines)
+        if host not in heard
+    }
     known = {suspect.host for suspect in found}
-    why = "it was restarted, or its guard was killed"
-    return tuple(
-        replace(found[0], host=host, why=why) for host in scene.record.without_guard if known and host not in known
-    )
+    return tuple(replace(found[0], host=host, why=why) for host, why in hosts.items() if host not in known)
 
 
 def _silent_head(scene: Scene) -> Suspects:
