@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -65,11 +65,12 @@ def find_uneven_resume(lines: Sequence[Line], attempt: int, whole: int, empty: C
         begun = [host for host, number in first.items() if number <= BEGUN]
         resumed = _resumed(unit, numbers, attempt)
         begun = [host for host in begun if host not in resumed]
+        least = min((first[host] for host in resumed), default=0)
         if begun and resumed:
-            return _finding(attempt, unit, resumed, first, f"at the first {unit} on {fold(begun)}, but ", begun)
+            return _finding(attempt, f"at the first {unit} on {fold(begun)}, but at {unit} {least}", resumed, begun)
         silent = [host for host in hosts if host in empty and host not in numbers]
         if attempt == 1 and silent and resumed and set(resumed) == set(numbers) and not set(resumed) & set(empty):
-            return _finding(attempt, unit, resumed, first, "", silent)
+            return _finding(attempt, f"at {unit} {least}", resumed, silent)
     return None
 
 
@@ -89,16 +90,12 @@ def _spacing(unit: str, numbers: Sequence[int]) -> int:
     return steps.most_common(1)[0][0] if steps else RESUMED[unit] - 1
 
 
-def _finding(
-    attempt: int, unit: str, resumed: Sequence[str], first: Mapping[str, int], others: str, lacking: Iterable[str]
-) -> Finding:
-    names = fold(lacking)
+def _finding(attempt: int, where: str, resumed: Sequence[str], lacking: Sequence[str]) -> Finding:
     return Finding(
         "warning",
         "file-missing-on-host",
         tuple(lacking),
-        f"Attempt {attempt} began {others}at {unit} {min(first[host] for host in resumed)} on {fold(resumed)}: "
-        f"{names} may not have the snapshot.",
+        f"Attempt {attempt} began {where} on {fold(resumed)}: {fold(lacking)} may not have the snapshot.",
         SET_RESUME,
         confidence="medium",
     )
