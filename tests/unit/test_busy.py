@@ -35,8 +35,8 @@ def first_cause(busy: int, said: Timed, after: tuple[str, ...], waits: tuple[str
     lines = [(at, busy, "stdout", text) for at, text in (*STEPS, *said)]
     waiting = sorted({0, 1, 2} - {busy})
     lines += [(ENDS_AT, waiting[0], "stderr", text) for text in waits]
-    lines += [(ENDS_AT + 0.1, waiting[1], "stderr", text) for text in (LOST if waits == IN_BACKWARD else waits)]
-    lines += [(ENDS_AT + 1, busy, "stderr" if after == LOST else "stdout", text) for text in after]
+    lines += [(ENDS_AT + 0.1, waiting[1], "stderr", text) for text in (LOST if len(waits) > 1 else waits)]
+    lines += [(ENDS_AT + 1, busy, "stderr" if len(after) > 1 else "stdout", text) for text in after]
     hosts = {0: "a", 1: "b", 2: "c"}
     logged = [
         LogLine(number, hosts[rank], hosts[rank], rank, at, text, stream=stream)

@@ -228,7 +228,7 @@ def test_the_last_line_of_a_rank_whose_host_is_silent_is_evidence() -> None:
     cause = diagnose.gather_and_diagnose(FAILED["run_id"], {"a": head}, {"a": 0}, HOSTS, fleet, Mask()).findings[0]
     fleet.close()
     assert (cause.code, cause.hosts, cause.rank, cause.confidence) == ("script-import-error", ("b",), 1, "medium")
-    assert said in cause.evidence
+    assert first["said"] in cause.evidence
 
 
 TRACEBACK = """\

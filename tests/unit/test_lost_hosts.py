@@ -55,9 +55,10 @@ STEPS = [Line(float(step), f"node-{rank}", rank, "stdout", 1, f"step {step}") fo
 
 
 def test_a_host_that_was_restarted_is_named_in_the_attempt_that_it_ended() -> None:
-    found = earlier([*STEPS, agent(40.0, "node-0", RESTARTED)])
+    said = agent(40.0, "node-0", RESTARTED)
+    found = earlier([*STEPS, said])
     assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-0",), "high")
-    assert found.evidence == (RESTARTED,)
+    assert found.evidence == (said.text,)
 
 
 KILLED = {"rank": 2, "exit_code": None, "signal": "SIGKILL", "pid": 7, "what": "rank 2: killed by SIGKILL"}
@@ -65,9 +66,10 @@ KILLED = {"rank": 2, "exit_code": None, "signal": "SIGKILL", "pid": 7, "what": "
 
 @pytest.mark.parametrize("failures", [(), ({**KILLED, "at": 19.0, "attempt": 1},)])
 def test_while_the_head_is_off_it_is_the_host_that_was_lost(failures: tuple[dict[str, Any], ...]) -> None:
-    found = earlier([*STEPS, agent(20.0, "node-2", FENCE)], *failures)
+    fenced = agent(20.0, "node-2", FENCE)
+    found = earlier([*STEPS, fenced], *failures)
     assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-0",), "medium")
-    assert found.evidence == (FENCE,)
+    assert found.evidence == (fenced.text,)
 
 
 def test_a_silent_head_is_no_cause_where_a_rank_has_failed_by_itself() -> None:
@@ -109,7 +111,8 @@ def of_last(lines: list[Line], without_guard: tuple[str, ...] = ()) -> Finding:
 def test_a_harmless_warning_is_no_evidence_of_a_loss() -> None:
     said = [*STEPS, Line(9.0, "node-0", 0, "stderr", 1, HARMLESS)]
     assert of_last(said).evidence == ("step 3",)
-    assert of_last([*said, agent(20.0, "node-2", FENCE)]).evidence == (FENCE,)
+    fenced = agent(20.0, "node-2", FENCE)
+    assert of_last([*said, fenced]).evidence == (fenced.text,)
 
 
 def test_other_hosts_of_a_lost_run_that_were_restarted_are_named_too() -> None:
@@ -122,12 +125,13 @@ BACK = [agent(40.0, "node-0", "ddp-orch: node-2 is back"), agent(40.0, "node-2",
 @pytest.mark.parametrize("back", [[], BACK[:1], BACK[1:]])
 def test_a_host_that_was_only_cut_off_did_not_go_down(back: list[Line]) -> None:
     whole = earlier([*STEPS, agent(20.0, "node-0", LOST)])
-    cut = earlier([*STEPS, agent(20.0, "node-2", FENCE), agent(20.1, "node-0", LOST), *back])
+    fenced = agent(20.0, "node-2", FENCE)
+    cut = earlier([*STEPS, fenced, agent(20.1, "node-0", LOST), *back])
     assert (cut.code, cut.hosts) == (whole.code, whole.hosts) == ("host-lost", ("node-2",))
     assert "BMC" in whole.fix and "BMC" not in cut.fix
     assert "network" in cut.message
     assert cut.message.endswith("It is back.") == bool(back)
-    assert FENCE in cut.evidence
+    assert fenced.text in cut.evidence
 
 
 @pytest.mark.parametrize("head", ["lost", None])
