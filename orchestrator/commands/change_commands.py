@@ -17,6 +17,7 @@ from .options import (
     INVENTORY_OF_RUN,
     JSON,
     RUN,
+    SET,
     Command,
     Seconds,
 )
@@ -62,8 +63,9 @@ def kill(run: str | None, inventory: str | None, hosts: str | None, **options: A
 @click.command(cls=Command, short_help="stop a run and start it again")
 @click.argument("run", shell_complete=completion.run)
 @click.option("-d", "--detach", is_flag=True, help="Return when the run has started again, and print its id.")
+@SET
 @INVENTORY_OF_GIVEN_RUN
-def restart(run: str, inventory: str | None, detach: bool) -> None:
+def restart(run: str, inventory: str | None, detach: bool, settings: tuple[str, ...]) -> None:
     """Stop RUN, and start it again with the same inventory, arguments and name. If RUN has ended, only start it.
 
     If its script handles run.snapshot_signal, it saves a snapshot before it stops. The new run has the same output
@@ -72,7 +74,7 @@ def restart(run: str, inventory: str | None, detach: bool) -> None:
     """
     from . import restart as restart_command
 
-    sys.exit(restart_command.restart(run, inventory, detach=detach))
+    sys.exit(restart_command.restart(run, inventory, detach=detach, settings=settings))
 
 
 @click.command(cls=Command, short_help="send a signal to the ranks of a run")

@@ -46,6 +46,13 @@ INVENTORY_OF_RUN = _inventory_of_run(
     "the newest run"
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+SET = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of run or notify for this run, such as run.max_restarts=3. Can be repeated.",
+)
 HOSTS = click.option(
     "--hosts",
     metavar="PATTERN",

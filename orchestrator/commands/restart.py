@@ -24,13 +24,16 @@ STOP_WINDOW = 600.0  # s, on top of grace and lease, for a run to save a snapsho
 LOOK_EVERY = 0.5  # s
 
 
-def restart(run_name: str, inventory_path: str | None, *, detach: bool) -> int:
+def restart(run_name: str, inventory_path: str | None, *, detach: bool, settings: Sequence[str] = ()) -> int:
+    """`settings`: KEY=VALUE of the inventory, besides those that the run was started with."""
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory) as fleet:
         run = find_run(fleet, inventory, run_name, console).run
         options, started = _options_of(run)
-        in_job.find_job(load_inventory(started.inventory), detach=detach, requeue=False)  # before anything is stopped
+        options = replace(options, settings=(*options.settings, *settings))
+        changed = load_inventory(started.inventory, settings=options.settings)  # before anything is stopped
+        in_job.find_job(changed, detach=detach, requeue=False)
         if run.unfinished:
             hosts = [host for host in inventory.machines if host.name in run.parts]
             _stop(run, hosts, inventory, fleet, console)

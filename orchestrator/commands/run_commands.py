@@ -18,6 +18,7 @@ from .options import (
     INVENTORY_OF_RUN,
     JSON,
     RUN,
+    SET,
     Command,
     CommandWithArgs,
     inventory,
@@ -59,13 +60,7 @@ from .options import (
     metavar="FILE",
     help="Set the variables in FILE: a NAME=VALUE on each line. -e overrides them. Can be repeated.",
 )
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a key of run or notify for this run, such as run.max_restarts=3. Can be repeated.",
-)
+@SET
 @click.option("--call", metavar="MODULE:FUNCTION", hidden=True)  # of orchestrator.run: docs/python.md
 def up(**options: Any) -> None:
     """Start SCRIPT on all hosts and follow its output.

@@ -379,14 +379,18 @@ def advise_after_lost_head(verdict: Verdict, parts: Mapping[str, Part], resume: 
         resume = _with_snapshot_of_head(resume)
     if first.host in parts:  # it is up again
         return f"\n  {first.host} answers again. To resume from its outputs, run: {resume}"
+    of_team = {host for part in others.values() for host in part.hosts if host != part.witness}
+    silent = sorted(of_team - set(others) - {first.host})
+    what = f"{fold(silent)} did not answer. Of the others, only" if silent else "the others have no outputs, so only"
     return (
-        f"\n  the others have no outputs, so only {first.host} can have a snapshot. To resume from it when "
-        f"{first.host} is up again, run: {resume}"
+        f"\n  {what} {first.host} can have a snapshot. To resume from it when {first.host} is up again, run: {resume}"
     )
 
 
 def _with_snapshot_of_head(resume: str) -> str:
-    return resume.replace(" -- ", " --set run.resume=head -- ", 1)
+    """The same command, with what makes all ranks load the snapshot of the head."""
+    command, words, arguments = resume.partition(" -- ")
+    return f"{command} --set run.resume=head{words}{arguments}"
 
 
 def _first_failure(verdict: Verdict) -> str:

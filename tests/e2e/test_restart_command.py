@@ -31,7 +31,9 @@ def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: 
     first = start(lab2, inventory, "--name", "job", "-e", "COLOUR=blue", "--", script(lab2, RESUMES))
     wait_until(lambda: len(lines_of(lab2, inventory, first, "--grep", "begins")) == 2, 60, "both ranks have begun")
     inventory.write_text(inventory.read_text() + "\n# a comment\n")
-    again = ok(orch(lab2, "restart", "job", "-d", "-i", inventory))
+    ok(orch(lab2, "restart", "job", "--set", "run.graze=3", "-i", inventory), 2)
+    assert runs(lab2, inventory)[first]["state"] == "running"
+    again = ok(orch(lab2, "restart", "job", "-d", "--set", "run.max_restarts=3", "-i", inventory))
     assert "has changed since" in again.stderr
     second = again.stdout.split()[0]
     assert runs(lab2, inventory)[first]["state"] == "stopped"
@@ -43,7 +45,7 @@ def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: 
         "both ranks continue",
     )
     page = json.loads(ok(orch(lab2, "describe", "job", "-i", inventory, "--json")).stdout)
-    assert (page["run_id"], page["state"], page["attempt"]) == (second, "running", 1)
+    assert (page["run_id"], page["state"], page["attempt"], page["max_restarts"]) == (second, "running", 1, 3)
     assert [page["ranks"][f"node-{number}"] for number in (0, 1)] == [[0, 1], [1, 1]]
     for host in lab2.hosts:
         host.sh(

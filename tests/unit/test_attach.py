@@ -43,6 +43,9 @@ def test_after_a_lost_head_the_advice_is_about_who_has_a_snapshot() -> None:
     head = part_of(node=0, host="a", hosts=["a", "b"], outputs=True)
     for parts, named in (({"b": full}, "such as b"), ({"b": empty}, "only a"), ({"a": head, "b": empty}, "a answers")):
         advice = advise_after_lost_head(verdict, parts, "ddp-orch restart x")
-        assert named in advice and advice.endswith(": ddp-orch restart x")
+        setting = "" if parts == {"b": full} else " --set run.resume=head"
+        assert named in advice and advice.endswith(f": ddp-orch restart x{setting}")
+    of_three = part_of(node=1, host="b", hosts=["a", "b", "c"], nprocs=[1, 1, 1], team=3)
+    assert "c did not answer" in advise_after_lost_head(verdict, {"b": of_three}, "x")
     advice = advise_after_lost_head(verdict, {"b": empty}, "ddp-orch up --name x -- train.py -- y")
     assert advice.endswith(": ddp-orch up --name x --set run.resume=head -- train.py -- y")
