@@ -30,7 +30,12 @@ def test_a_restarted_run_is_watched_as_before_unless_it_is_detached(detach: bool
 def page_of_describe(**given: object) -> dict[str, object]:
     names = "run_id name state started_at by ended_at first_failure command launcher inventory"
     lists: dict[str, object] = {"setup": [], "nodes": [], "events": [], "files": {}, "ranks": {}}
-    return dict.fromkeys(names.split(), "x") | lists | {"attempt": 1, "max_restarts": 0, "workdir": "/x"} | given
+    return (
+        dict.fromkeys(names.split(), "x")
+        | lists
+        | {"attempt": 1, "max_restarts": 0, "workdir": "/x", "waits": None}
+        | given
+    )
 
 
 def test_describe_names_the_command_that_shows_all_events() -> None:

@@ -17,7 +17,14 @@ def node(host: str, role: str, rank: int | None, state: str) -> dict[str, Any]:
 def table(state: str, nodes: list[dict[str, Any]], missing: tuple[str, ...] = ()) -> list[list[str]]:
     page: dict[str, Any] = dict.fromkeys(("ended_at", "first_failure", "command", "launcher", "inventory", "workdir"))
     page |= {"run_id": "R", "name": "R", "state": state, "attempt": 3, "max_restarts": 3, "by": "ann", "setup": []}
-    page |= {"started_at": "2026-01-01T12:00:00Z", "code": None, "nodes": nodes, "events": [], "files": {}}
+    page |= {
+        "started_at": "2026-01-01T12:00:00Z",
+        "code": None,
+        "waits": None,
+        "nodes": nodes,
+        "events": [],
+        "files": {},
+    }
     page["ranks"] = {each["host"]: [each["node_rank"], 1] for each in nodes}
     rows = [re.split(" {2,}", line) for line in _lines(page, "ddp-orch events", missing)]
     start = next(number for number, row in enumerate(rows) if row[0] == "HOST")
