@@ -8,6 +8,7 @@ import re
 import pytest
 from e2e.driver import ok, orch
 from lab.lab import Lab
+from lab.waiting import wait_until
 
 from .test_head_lost import electing
 from .test_spares import with_spare
@@ -98,7 +99,14 @@ def test_what_a_lost_head_had_saved_is_kept_when_it_is_back(lab3: Lab) -> None:
         kill(lab3.hosts[2], worker(lab3.hosts[2], run.run_id))
         run.wait_for("resumes at", times=8, timeout=90)
         events = ok(orch(lab3, "events", run.run_id, "-i", run.inventory)).stdout
-        ok(orch(lab3, "kill", run.run_id, "-i", run.inventory))
+        begun = step_of(run)
+        run.wait_for(f"rank 2 step {begun + 20} ")
+        again = ok(orch(lab3, "restart", run.run_id, "-d")).stdout.split()[0]
+    words = ("logs", again, "-i", run.inventory, "--grep", "resumes at")
+    wait_until(lambda: orch(lab3, *words).stdout.count("resumes") == 3, 60, "the next run has begun")
+    steps = {int(step) for step in re.findall(r"resumes at (\d+)", orch(lab3, *words).stdout)}
+    assert len(steps) == 1 and steps.pop() >= begun + 20  # not from the files of its first host
+    ok(orch(lab3, "kill", again, "-i", run.inventory))
     (kept,) = lab3.hosts[0].home.rglob(".ddp-orch.kept/*/snapshot.json")
     assert json.loads(kept.read_text())[0] >= 40
     for told in (run.output, events):

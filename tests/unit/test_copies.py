@@ -34,7 +34,7 @@ def test_head_makes_every_folder_that_of_the_head() -> None:
 def test_what_rank_0_saved_is_kept_where_others_went_on_without_it() -> None:
     head = folder(file("config", 1), file("model", 9))
     back = folder(file("config", 1), file("model", 5), file("log"))
-    for mode, leads, kept in (("head", True, True), ("head", False, False), ("newest", True, False)):
+    for mode, leads, kept in (("head", 5.0, True), ("head", None, False), ("newest", 5.0, False)):
         planned = copies.plan(mode, {0: head, 1: back._replace(leads=leads)}, 0, [1])[1]
         assert planned.keep is kept and fetched(planned) == {0: ["model"]} and planned.space == 10
         assert planned.aside == (("model", "log") if kept else ("log",))
@@ -45,6 +45,28 @@ def test_what_rank_0_saved_is_kept_where_others_went_on_without_it() -> None:
 )
 def test_ages(seconds: float, text: str) -> None:
     assert copies.age_of(seconds) == text
+
+
+OLD, NEW, NONE = folder(file("model", 5)), folder(file("model", 7)), folder()
+
+
+@pytest.mark.parametrize(
+    ("listings", "before", "source"),
+    [
+        ({0: OLD._replace(leads=1.0), 1: NEW._replace(leads=2.0)}, None, 1),  # the head was lost in the run before
+        ({0: NONE._replace(leads=1.0), 1: OLD._replace(leads=2.0)}, None, 1),
+        ({0: OLD._replace(leads=3.0), 1: NEW._replace(leads=2.0)}, None, 0),  # marked by hand: these shall count
+        ({0: NEW, 1: OLD._replace(leads=2.0)}, None, 0),  # a run without run.resume has saved since
+        ({0: OLD, 1: NEW}, None, 0),
+        ({0: NONE, 1: OLD, 2: NEW}, None, 2),
+        ({0: OLD._replace(leads=1.0), 1: NEW._replace(leads=2.0)}, 0, 0),
+        ({0: OLD._replace(leads=1.0), 1: NEW._replace(leads=2.0)}, -1, 0),  # it has copies that are newer than the mark
+        ({0: NONE, 1: OLD}, -1, 1),
+        ({0: NONE, 1: NONE}, 1, 0),
+    ],
+)
+def test_what_rank_0_saved_last_is_found(listings: dict[int, Listing], before: int | None, source: int) -> None:
+    assert copies.of_rank_0(listings, 0, before) == source
 
 
 def test_a_new_head_is_the_one_whose_folder_counts() -> None:

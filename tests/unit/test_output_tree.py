@@ -142,18 +142,31 @@ def test_files_that_are_moved_aside_are_kept_until_the_next_time(tmp_path: Path)
     assert os.listdir(kept) == ["log"]
 
 
+def test_folders_without_files_are_no_outputs(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "best").mkdir(parents=True)
+    (tmp_path / output_tree.KEPT / "now").mkdir(parents=True)
+    (tmp_path / output_tree.KEPT / "now" / "old").touch()
+    assert not state.has_files(str(tmp_path)) and not state.has_files(str(tmp_path / "missing"))
+    (tmp_path / "checkpoints" / "best" / "model.pt").touch()
+    assert state.has_files(str(tmp_path))
+
+
 def test_files_that_only_this_host_has_are_kept_for_good(tmp_path: Path) -> None:
     root = str(tmp_path)
-    assert not output_tree.leads(root)
+    assert output_tree.leads(root) is None
     output_tree.mark_leads(root, True)
-    assert output_tree.leads(root) and output_tree.listing(root) == [] and not state.has_files(root)
+    marked = output_tree.leads(root)
+    output_tree.mark_leads(root, True)
+    again = output_tree.leads(root)
+    assert marked is not None and again is not None and again > marked
+    assert output_tree.listing(root) == [] and not state.has_files(root)
     (tmp_path / "model").write_text("mine")
     Incoming(root).move_aside(["model"], output_tree.KEPT + "/now")
     Incoming(root).move_aside([])
     assert (tmp_path / output_tree.KEPT / "now" / "model").read_text() == "mine"
     for _ in range(2):
         output_tree.mark_leads(root, False)
-        assert not output_tree.leads(root)
+        assert output_tree.leads(root) is None
 
 
 def test_hosts_recognise_a_folder_that_they_share(tmp_path: Path) -> None:

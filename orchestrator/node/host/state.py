@@ -24,6 +24,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from .small_files import text_of
 
+OWN_OUTPUT = ".ddp-orch"  # how names in an output folder begin that are ours
 OUTPUT_LOCK = ".ddp-orch.lock"  # in an output folder on a shared disk: held by the head of the run that uses it
 OUTPUT_LEADS = ".ddp-orch.leads"  # in an output folder: see resume/output_tree.py
 OUTPUT_MARKS = (OUTPUT_LOCK, OUTPUT_LEADS)
@@ -311,12 +312,14 @@ def output_folder(run_folder: str, spec: Dict[str, Any]) -> str:
 
 
 def has_files(output: str) -> bool:
-    """Whether something was saved to an output folder on this host."""
-    try:
-        with os.scandir(output) as entries:
-            return any(entry.name not in OUTPUT_MARKS for entry in entries)
-    except OSError:
-        return False
+    """Whether something was saved to an output folder on this host. Folders that the script only made do not count."""
+    for folder, below, names in os.walk(output):
+        if folder == output:
+            below[:] = [name for name in below if not name.startswith(OWN_OUTPUT)]
+            names = [name for name in names if not name.startswith(OWN_OUTPUT)]
+        if names:
+            return True
+    return False
 
 
 def write(path: str, value: Dict[str, Any]) -> None:

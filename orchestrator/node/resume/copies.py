@@ -30,13 +30,18 @@ class Entry(NamedTuple):
 class Listing(NamedTuple):
     """The output folder of one node. `incomplete`: copying to it was interrupted. `free`: bytes on its disk.
 
-    `leads`: rank 0 ran there, and no other node has what it saved since.
+    `leads`: rank 0 ran there, in an attempt that began then (Unix time, s), and no other node has what it saved since.
     """
 
     entries: Tuple[Entry, ...]
     incomplete: bool
     free: int
-    leads: bool = False
+    leads: Optional[float] = None
+
+    @property
+    def newest(self) -> float:
+        """The time of its newest file, ns; -inf if it has none."""
+        return max((float(entry.mtime) for entry in self.entries if entry.kind == FILE), default=float("-inf"))
 
 
 class Copies(NamedTuple):
@@ -73,9 +78,26 @@ def plan(mode: str, listings: Dict[int, Listing], head: int, targets: Sequence[i
     planned = {}
     for target in targets:
         own = {entry.path for entry in listings[target].entries}
-        keep = mode == "head" and target != source and listings[target].leads
+        keep = mode == "head" and target != source and listings[target].leads is not None
         planned[target] = _copies(listings[target], target, wanted, own, keep)
     return planned
+
+
+def of_rank_0(listings: Dict[int, Listing], head: int, before: Optional[int]) -> int:
+    """The node that has what rank 0 saved last, for the mode `head`.
+
+    `head`: of the next attempt. `before`: that of the attempt before, if it is there; None: the run begins. Then rank 0
+    of an earlier run of this name may have run elsewhere. That does not count if nothing newer was saved there, as runs
+    without `run.resume` do not note where rank 0 runs.
+    """
+    with_files = [node for node in listings if listings[node].newest > float("-inf")]
+    if before in with_files:
+        return before
+    led = {node: leads for node in with_files for leads in [listings[node].leads] if leads is not None}
+    last = max(led, key=lambda node: led[node], default=head)
+    if before is None and listings[last].newest > listings[head].newest:
+        return last
+    return head if head in with_files or not with_files else max(with_files, key=lambda node: listings[node].newest)
 
 
 def source_of(mode: str, listings: Dict[int, Listing], head: int) -> int:

@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, TypeVar
+from typing import Any, Callable, Dict, List, Optional, TypeVar
 
 from ..host import processes
 from ..link.link import LinkClosed
@@ -35,7 +35,7 @@ class Failed(Exception):
 class Leader:
     def __init__(self, given: Dict[str, Any], tell: Callable[..., None]) -> None:
         """`given`: key, node, mode, limit (bytes), head, source, source_host, team, nodes: host, addresses and port
-        of each by number. `source` had rank 0 before `head`.
+        of each by number. `source` had rank 0 before `head`; null: the run begins.
 
         `mode` is none if only `memory` is to be brought to agreement: see MemoryLeader; null if there is none.
         `only_ring`: close the ring of memory, and nothing else.
@@ -74,9 +74,10 @@ class Leader:
         mode = self._given["mode"]
         self._holders = self._find_holders()
         listings = self._on_all(self._list, sorted(set(self._holders.values())))
-        source = copies.source_of(mode, listings, self._source(listings))
+        head = self._holders[self._given["head"]]
+        source = copies.source_of(mode, listings, copies.of_rank_0(listings, head, self._before()))
         if mode == "head":
-            self._note_missing_files(source, listings[source])
+            self._note_source(source, listings[source])
         if len(listings) > 1:
             self._make_equal(listings, source)
         if mode == "head":
@@ -95,34 +96,34 @@ class Leader:
         self._left = {number: each.size for number, each in planned.items()}
         self._on_all(lambda number: self._copy(number, planned[number]), list(planned))
 
-    def _source(self, listings: Dict[int, copies.Listing]) -> int:
-        """Of mode `head`: the host that had rank 0, which saved, if it answers and has files. Else the next head."""
-        source, head = self._holders.get(self._given["source"]), self._holders[self._given["head"]]
-        if source in listings and any(entry.kind == copies.FILE for entry in listings[source].entries):
-            return source
-        return head
+    def _before(self) -> Optional[int]:
+        """Whose folder the host of rank 0 in the attempt before has; None: the run begins. -1: it is not there."""
+        before = self._given["source"]
+        return None if before is None else self._holders.get(before, -1)
 
-    def _note_missing_files(self, source: int, listing: copies.Listing) -> None:
-        """Rank 0 saved on a host that is not there, and ranks go on without these files."""
-        is_shared = len(set(self._holders.values())) < len(self._holders)  # perhaps with that host, too
-        if self._given["source"] in self._holders or is_shared:
-            return
-        saved = max((entry.mtime for entry in listing.entries if entry.kind == copies.FILE), default=None)
-        what = "%s, where rank 0 ran, does not answer" % self._given["source_host"]
-        if saved is None:
-            what += ", and %s has no files: the ranks begin without" % self._hosts[source]
-        else:
-            age = copies.age_of(time.time() - saved / 1e9)
-            what += ": the ranks get the files of %s, the newest %s old" % (self._hosts[source], age)
-        self._notes.append(what)
-        self._tell(say=what)
+    def _note_source(self, source: int, listing: copies.Listing) -> None:
+        """Where the files come from, if they are not those that the host of rank 0 in the attempt before has."""
+        before, here = self._before(), self._hosts[source]
+        is_shared = len(set(self._holders.values())) < len(self._holders)  # perhaps with a host that is not there, too
+        has_files = listing.newest > float("-inf")
+        age = copies.age_of(time.time() - listing.newest / 1e9) if has_files else ""
+        what = ""
+        if before is None and source != self._holders[self._given["head"]]:
+            what = "the ranks get the files of %s, where rank 0 ran last, the newest %s old" % (here, age)
+        elif before == -1 and not is_shared:
+            what = "%s, where rank 0 ran, does not answer" % self._given["source_host"]
+            what += ": the ranks get the files of %s, the newest %s old" % (here, age) if has_files else ""
+            what += "" if has_files else ", and %s has no files: the ranks begin without" % here
+        if what:
+            self._notes.append(what)
+            self._tell(say=what)
 
     def _mark(self, source: int) -> None:
-        """From now on, only the head will have what rank 0 saves; others have what `source` had."""
+        """From now on, only the head will have what rank 0 saves. The others of the team have what `source` had."""
         head = self._holders[self._given["head"]]
         self._on_all(lambda number: self._ask(number, do="mark", leads=True), [head])
-        if source != head:
-            self._on_all(lambda number: self._ask(number, do="mark", leads=False), [source])
+        others = {source, *(self._holders[number] for number in self._team)} - {head}
+        self._on_all(lambda number: self._ask(number, do="mark", leads=False), sorted(others))
 
     # the steps
 

@@ -13,12 +13,12 @@ import errno
 import os
 import shutil
 import stat
-from typing import Iterator, List, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 from ..host.state import OUTPUT_LEADS
+from ..host.state import OWN_OUTPUT as OWN
 from .copies import FILE, FOLDER, LINK, Entry
 
-OWN = ".ddp-orch"
 INCOMING, REPLACED, KEPT = OWN + ".incoming", OWN + ".replaced", OWN + ".kept"
 PIECE = 512 * 1024  # bytes of a file that travel at once
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -194,8 +194,12 @@ def is_incomplete(root: str) -> bool:
     return os.path.lexists(os.path.join(root, INCOMING))
 
 
-def leads(root: str) -> bool:
-    return os.path.lexists(os.path.join(root, OUTPUT_LEADS))
+def leads(root: str) -> Optional[float]:
+    """Since when only this folder has what rank 0 saves (Unix time, s)."""
+    try:
+        return os.lstat(os.path.join(root, OUTPUT_LEADS)).st_mtime
+    except OSError:
+        return None
 
 
 def mark_leads(root: str, leads: bool) -> None:
@@ -204,6 +208,7 @@ def mark_leads(root: str, leads: bool) -> None:
     if leads:
         os.makedirs(root, 0o700, exist_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        os.utime(path, follow_symlinks=False)
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

@@ -216,7 +216,7 @@ class Resumption:
             "memory": memory if self._has_memory else None,
             "only_ring": current.only_ring,
             "head": current.team[0],
-            "source": current.source,
+            "source": current.source if current.attempt > 1 else None,
             "source_host": current.hosts[current.source],
             "team": current.team,
             "nodes": {number: dict(each, host=current.hosts[number]) for number, each in self._contacts.items()},
