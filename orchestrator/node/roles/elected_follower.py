@@ -177,6 +177,11 @@ class ElectedFollower(WorkerLink):
             return super()._awaited()
         return [self._host(number) for number in self._voter.unreached]
 
+    def _what_is_lost(self) -> str:
+        if not self._voter.unreached:
+            return super()._what_is_lost()
+        return "no majority without %s" % ", ".join(self._awaited())
+
     def _tells(self) -> bool:
         return self._voter.is_first_reached if self._voter.unreached else super()._tells()
 

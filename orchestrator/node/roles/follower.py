@@ -333,6 +333,9 @@ class WorkerLink(ClusterLink):
         self._tell_for_the_head("lost")
         self._recorder.command({"do": "end", "verdict": verdict})
 
+    def _what_is_lost(self) -> str:
+        return "head lost"
+
     def _head_lost(self) -> Dict[str, Any]:
         return {
             "host": self._head_host,
@@ -353,6 +356,6 @@ class WorkerLink(ClusterLink):
         if not self._tells() or status["stop"]:
             return
         here = self._spec["nodes"][self._spec["node"]]["host"]
-        report = dict(self._head_lost(), what="head lost, reported by %s" % here)
+        report = dict(self._head_lost(), what="%s, reported by %s" % (self._what_is_lost(), here))
         message = notify.message(self._spec, label, status["attempt"], report)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
