@@ -93,6 +93,28 @@ def test_brief_runs_are_counted_apart(program: Path) -> None:
     assert [one.exists() for one in (*long, *brief)] == [True, True, False, True, True, False]
 
 
+def test_a_host_that_was_away_keeps_a_run_as_long_as_the_others_do(program: Path) -> None:
+    """A host that comes back writes spec.json anew; one that stays away has no record of the end."""
+
+    def took_100_s(run_id: str, days: float, verdict: dict[str, object]) -> Path:
+        at = time.time() - days * DAY
+        made = run(run_id, days)
+        created = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime(at - 100))
+        state.write(str(made / "spec.json"), {"program": "node-mine", "created_at": created})
+        state.write(str(made / "exit.json"), {"at": at, "verdict": verdict})
+        os.utime(made / "spec.json", (at - 5, at - 5))
+        return made
+
+    came_back, drained = took_100_s("came-back", 3, {"state": "failed"}), took_100_s("drained", 4, {"left": True})
+    stayed_away = run("stayed-away", 2, ended=False, program="node-mine")
+    brief = [run(f"brief-{number}", number / 10, program="node-mine") for number in range(3)]
+    retire({"runs": 3, "days": 14}, str(program))
+    assert all(one.exists() for one in (came_back, drained, stayed_away, *brief))
+    retire({"runs": 2, "days": 14}, str(program))
+    assert [one.exists() for one in (came_back, drained, stayed_away)] == [True, False, True]
+    assert [one.exists() for one in brief] == [True, True, False]
+
+
 def test_runs_that_up_watch_has_replaced_take_the_place_of_no_other(program: Path) -> None:
     def watched(run_id: str, days: float, name: str) -> Path:
         made = run(run_id, days)

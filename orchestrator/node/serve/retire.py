@@ -4,7 +4,9 @@ Never touched: runs whose guard lives, what they need, and output folders, but f
 `keep.outputs` says so. A run that wrote files beside its code is kept until they were fetched.
 """
 
+import calendar
 import glob
+import math
 import os
 import re
 import shutil
@@ -139,10 +141,23 @@ def _object(read: Any) -> Dict[str, Any]:
 
 
 def _is_brief(ended: float, folder: str) -> bool:
-    try:
-        return ended - os.stat(os.path.join(folder, "spec.json")).st_mtime < BRIEF
-    except OSError:
+    """Whether the whole run was short. All its hosts decide alike, also one that was away in between."""
+    path = os.path.join(folder, "spec.json")
+    if not os.path.exists(path):
         return True  # it has never been more than prepared
+    record = _object(state.read(os.path.join(folder, "exit.json")))
+    if not record or _object(record.get("verdict")).get("left"):
+        return False  # the run may have gone on without this host
+    # a host that comes back writes spec.json anew; `created_at` is by the clock of another machine, which may be wrong
+    return ended - min(_mtime(path), _created(_object(state.read(path)))) < BRIEF
+
+
+def _created(spec: Dict[str, Any]) -> float:
+    """When the run was started, in Unix seconds; infinity if that is unknown."""
+    try:
+        return float(calendar.timegm(time.strptime(str(spec.get("created_at"))[:19], "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:
+        return math.inf
 
 
 def _needs(folder: str) -> Iterator[str]:
