@@ -15,6 +15,7 @@ from ..output.console import fold, fold_messages, number_of
 from ..output.folding import ranges
 from ..output.lines import Mask, presentable
 from ..output.terminal import cut, one_line
+from ..runs import waiting
 from .board_rows import BoardRow, amount, clock, extremes, figures_of, losses_of, number
 from .board_table import (
     GPU_COLUMNS,
@@ -204,10 +205,12 @@ def _title(run_id: str, rows: Sequence[BoardRow], width: int) -> Text:
     if parts := [row.part for row in in_run if row.part]:
         part, state, attempt = claims.state_of_run(parts)
     first = next((row for row in in_run if row.part is part), None)
+    waits = next((each.waits for each in parts if each.unfinished and each.waits), None) if state == "waiting" else None
+    doing = f"{waiting.describe_briefly(waits)} " if waits else state
     unreachable = sum(bool(row.trouble) for row in rows)
     ranks = sum(len(row.ranks) for row in rows)
     name = f" ({part.name})" if part and part.name != run_id else ""
-    text = Text.assemble((f"{run_id}{name}", "bold"), "  ", (state, STYLES.get(state, "green")))
+    text = Text.assemble((f"{run_id}{name}", "bold"), "  ", (doing, STYLES.get(state, "green")))
     if first and first.now and part and (age := _age(part, first.now.clock)) is not None:
         text.append(f" {clock(age)}")
     if unreachable:

@@ -22,7 +22,7 @@ from ..output.console import Console, fold
 from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Sink, Stage
 from ..output.terminal import one_line
-from ..runs import attach, gpu_use, printing, registry
+from ..runs import attach, gpu_use, printing, registry, waiting
 from ..runs.bad_loss import BadLoss
 from ..runs.follow import LogFilter, View, span_by_clock_of
 from ..runs.log_files import LogFiles
@@ -93,6 +93,8 @@ def logs(options: LogsOptions) -> int:
         bell = attach.Bell(notify.bell and options.follow, console, name)
         losses = BadLoss()
         watching = Pipeline((bell, losses))
+        if options.follow:
+            waiting.note(run, console)
         try:
             if options.output:
                 _to_files(view, log_filter, list(run.parts), mask, Path(options.output), console)

@@ -18,7 +18,7 @@ from ..inventory.model import Host
 from ..inventory.run_ids import made_at
 from ..output.console import Console, fold, number_of, size
 from ..output.lines import parse_time, rfc3339, whole_seconds
-from ..runs import registry
+from ..runs import registry, waiting
 from ..runs.queued_runs import QueuedRun
 from ..ui.text_table import print_table
 from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_missing
@@ -50,9 +50,7 @@ def ps(
             if run.without_guard:
                 revive = advice.about(run, listing.runs, inventory.path).command("revive")
                 console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
-            if run.waits:
-                until = whole_seconds(rfc3339(run.waits.until))
-                console.note(f"run {run.run_id} waits for {fold(run.waits.hosts)} until {until}")
+            waiting.note(run, console)
             _note_waiting_spares(run, listing, inventory.path, console)
             for host, part in run.parts.items():
                 for what, why in part.not_notified.items():

@@ -17,7 +17,7 @@ from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold
 from ..output.lines import Line, parse_duration, presentable
 from ..output.pipeline import Sink
-from ..runs import attach, registry
+from ..runs import attach, registry, waiting
 from ..runs.follow import LogFilter
 from ..runs.status_line import READY
 from .context import command_to_resume, find_run_early, load_inventory_of_run, make_mask, open_fleet, stderr_console
@@ -77,6 +77,7 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
         try:
             if run.unfinished:
                 console.note(f"waiting for {'the server' if ready else 'the end'} of run {run.run_id}")
+                waiting.note(run, console)
             with _limit(deadline):
                 view.run(Sink(look))
         except _Late:

@@ -1,6 +1,7 @@
 """Act on runs.
 
 registry     which runs exist on which hosts, and which one is meant
+waiting      says which hosts a run waits for
 recent       the runs started from this machine
 probe        asks hosts for their facts, and checks them
 find_pythons  looks on hosts for Python with torch, GPUs and networks (`init`)

@@ -94,6 +94,12 @@ def test_it_fits_the_screen(count: int, width: int, height: int) -> None:
     assert named + more == count
 
 
+def test_the_title_names_the_hosts_that_the_run_waits_for() -> None:
+    waits = {"hosts": ["gpu-01"], "until": 1767268860.0}
+    title = shown([Told("gpu-00", sample(0, 2.0, state="waiting", waits=waits), node=0)])[0]
+    assert "waiting for gpu-01 until 12:01:00Z" in title
+
+
 def test_rates_are_made_of_two_samples() -> None:
     row = next(line for line in shown(hosts(1)) if line.startswith("gpu-00"))
     assert row.split()[:12] == [

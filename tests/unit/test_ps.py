@@ -13,7 +13,7 @@ from fake_relay import part_of
 from orchestrator.answers.runs import OtherUsersRun, Size, WarmPython
 from orchestrator.commands import ps
 from orchestrator.output.console import Console
-from orchestrator.runs import registry
+from orchestrator.runs import registry, waiting
 from orchestrator.runs.registry import Listing, Run
 
 STARTED = "2026-01-01T12:00:00.000000Z"
@@ -73,6 +73,14 @@ def test_a_host_that_waits_as_a_spare_is_shown_and_how_it_takes_part(capsys: pyt
     for one in (full, back, spare):
         ps._note_waiting_spares(one, Listing((one,), {}), "inventory.yaml", Console(out, False))
     assert out.getvalue().count("\n") == 1 and "ddp-orch restart exp" in out.getvalue()
+
+
+def test_a_run_that_waits_for_hosts_is_reported_with_them_and_the_time() -> None:
+    out = io.StringIO()
+    for one in (run(1), run(2, "waiting", waits={"hosts": ["b", "c"], "until": NOON + 60})):
+        waiting.note(one, Console(out, False))
+    (line,) = out.getvalue().splitlines()
+    assert "20260101-120000-0002" in line and "b,c" in line and "2026-01-01T12:01:00Z" in line
 
 
 @pytest.mark.parametrize(

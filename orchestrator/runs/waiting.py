@@ -1,0 +1,21 @@
+"""Say which hosts a run waits for."""
+
+from __future__ import annotations
+
+from ..answers.runs import Waits
+from ..output.console import Console, fold
+from ..output.lines import rfc3339, whole_seconds
+from .registry import Run
+
+DATE = len("2026-01-01T")
+
+
+def note(run: Run, console: Console) -> None:
+    """Print which hosts the run waits for, if it does."""
+    if run.waits:
+        until = whole_seconds(rfc3339(run.waits.until))
+        console.note(f"run {run.run_id} waits for {fold(run.waits.hosts)} until {until}")
+
+
+def describe_briefly(waits: Waits) -> str:
+    return f"waiting for {fold(waits.hosts)} until {whole_seconds(rfc3339(waits.until))[DATE:]}"
