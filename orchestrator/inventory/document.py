@@ -61,5 +61,6 @@ def _other_tool(root: Map, path: str) -> str | None:
     lines = "run" if tool == "SkyPilot" else "commands"
     return (
         f"this is a task of {tool}; an inventory lists hosts. Write one with `ddp-orch init HOST...`, put the lines of "
-        f"`{lines}` into a script, and start it: ddp-orch up --set run.launcher={tool.lower()} -- bash SCRIPT"
+        f"`{lines}` into a script that begins with `set -e`, or a line that fails does not end it, and start it: "
+        f"ddp-orch up --set run.launcher={tool.lower()} -- bash SCRIPT"
     )
