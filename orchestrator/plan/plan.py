@@ -207,12 +207,17 @@ def _fill_in(text: str, run: str, host: str) -> str:
     return _PLACEHOLDER.sub(lambda match: f"{{{match[1]}}}" if match[1] else values[match[2]], text)
 
 
+def unused(plan: Plan) -> tuple[Host, ...]:
+    """The hosts of the inventory that are no spares, and that run.nnodes leaves out."""
+    used = {node.host.name for node in plan.nodes}
+    return tuple(host for host in plan.inventory.hosts if host.in_team and host.name not in used)
+
+
 def describe_unused(plan: Plan) -> tuple[str, ...]:
     """A note if the inventory has more hosts than the run may use."""
-    used = {node.host.name for node in plan.nodes}
-    unused = [host.name for host in plan.inventory.hosts if host.in_team and host.name not in used]
-    what = f"{fold(unused)}: not used by this run, because run.nnodes allows {number_of(plan.max_nodes, 'host')}"
-    return (f"{what} besides spares",) if unused else ()
+    left = fold(host.name for host in unused(plan))
+    why = f"run.nnodes allows {number_of(plan.max_nodes, 'host')} besides spares"
+    return (f"{left}: not used by this run unless another host is off, because {why}",) if left else ()
 
 
 def advise_shell_variables(plan: Plan) -> tuple[str, ...]:

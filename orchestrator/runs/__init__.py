@@ -12,6 +12,7 @@ bandwidths   remembers the fastest network for the next `up`
 deep         the all-reduce of `check --deep`; payload/ runs on the hosts
 desktop      shows a message on the desktop
 examination  asks all hosts for their facts, and sends the code
+stand_ins    takes unused hosts in place of unreachable ones
 queueing     waits for the turn of a run on its hosts, and chooses hosts
 queued_runs  puts together the runs that wait, from the tickets on the hosts
 launch       prepares all hosts, then starts the run

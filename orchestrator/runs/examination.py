@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from ..answers.operation import Arguments
@@ -15,7 +15,7 @@ from ..hosts.fleet import Fleet, Results
 from ..hosts.session import Session
 from ..inventory.model import Host
 from ..output.console import size
-from ..plan.plan import Plan
+from ..plan.plan import Node, Plan
 from ..plan.snapshot import Snapshot
 from ..ui.progress import NoProgress
 from . import probe as preflight
@@ -25,12 +25,18 @@ from .timing import Timing
 CHUNK = 256 * 1024  # bytes sent at a time
 
 
-def examine(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, timing: Timing) -> Results[Probed]:
-    """The facts of each host, which has the code then. Raises UsageError if the code cannot be packed."""
-    hosts = [node.host for node in plan.nodes]
+def examine(
+    plan: Plan, snapshot: Snapshot | None, fleet: Fleet, timing: Timing, nodes: Sequence[Node] | None = None
+) -> Results[Probed]:
+    """The facts of each host, which has the code then. Raises UsageError if the code cannot be packed.
+
+    `nodes`: which may become a part of the plan; None: all that are.
+    """
+    nodes = plan.nodes if nodes is None else nodes
+    hosts = [node.host for node in nodes]
     packed = PackedSnapshot(snapshot)
     script = preflight.script_of(snapshot)
-    questions = {node.host.name: preflight.question(plan, node, script) for node in plan.nodes}
+    questions = {node.host.name: preflight.question(plan, node, script) for node in nodes}
     fleet.prepare(hosts)
 
     def probe(host: Host, session: Session) -> Probed:

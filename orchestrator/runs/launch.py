@@ -34,7 +34,7 @@ from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
 from ..plan.snapshot import Snapshot
 from ..ssh.config import by_hand
-from . import bandwidths, ending, examination, rendezvous
+from . import bandwidths, ending, examination, rendezvous, stand_ins
 from . import probe as preflight
 from .probe import Probed
 from .rendezvous import Rendezvous
@@ -87,6 +87,9 @@ def launch(
     if probed is None:
         context.timing.begin()
         probed = examination.examine(plan, snapshot, fleet, context.timing)
+        plan, probed = stand_ins.take(
+            plan, probed, snapshot, fleet, context.timing, context.step, skip_check=context.skip_check
+        )
     plan = check(plan, probed, fleet, context)
     facts = {name: host.facts for name, host in probed.done.items()}
     auto = auto_env.choose({name: fact for name, fact in facts.items() if name != plan.witness})

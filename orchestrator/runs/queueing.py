@@ -189,6 +189,9 @@ class _All:
         """Launch the run if these hosts are enough. `probed`: facts that are still fresh. Raises as `launch.launch`."""
         if len(free) < self._count:
             return None
+        if probed is None:  # `launch` would take hosts without a turn in place of those that are unreachable
+            self._context.timing.begin()
+            probed = examination.examine(self._plan, self._snapshot, self._fleet, self._context.timing)
         return launch.launch(self._plan, self._snapshot, self._fleet, self._context, probed)
 
 

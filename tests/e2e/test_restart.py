@@ -89,3 +89,12 @@ def test_a_host_that_is_down_at_the_start_is_replaced_by_the_spare(lab3: Lab) ->
     assert re.search(r"^warning: .*\bnode-1: ", result.stderr, re.MULTILINE)
     assert sorted(re.findall(r"(node-\d):\d.*rank (\d)", result.stdout)) == [("node-0", "0"), ("node-2", "1")]
     assert_clean(lab3)
+
+
+def test_a_host_that_is_down_at_the_start_is_replaced_by_one_beyond_nnodes(lab3: Lab) -> None:
+    inventory = lab3.inventory(run={"launcher": "direct", "nnodes": "1:2"}, ssh={"connect_timeout": 3})
+    lab3.hosts[1].cut()
+    result = ok(orch(lab3, "up", inventory, "--", script(lab3, "import os; print('rank', os.environ['RANK'])")))
+    assert re.search(r"^warning: .*\bnode-1: ", result.stderr, re.MULTILINE)
+    assert sorted(re.findall(r"(node-\d):\d.*rank (\d)", result.stdout)) == [("node-0", "0"), ("node-2", "1")]
+    assert_clean(lab3)

@@ -14,11 +14,13 @@ from host_facts import GPU, PYTHON, decoded
 
 from orchestrator.answers.facts import Facts
 from orchestrator.commands.describe import describe_commit
-from orchestrator.errors import UsageError
+from orchestrator.errors import UnreachableError, UsageError
+from orchestrator.hosts.fleet import Results
 from orchestrator.inventory import model
 from orchestrator.plan import description, launchers, node_spec, plan
 from orchestrator.plan.commit import Commit
 from orchestrator.plan.plan import Code, Plan, describe_unused
+from orchestrator.runs import stand_ins
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan"
 COMMAND = ("-u", "train.py", "--lr", "0.1")
@@ -289,6 +291,24 @@ def test_fewer_hosts_will_do_down_to_the_least_number_but_not_without_the_head()
     assert left(elastic, "b", "c") is None
     assert left(elastic, "a") is None
     assert left("hosts: [a, b, c]", "b") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "away", "count"),
+    [
+        ("hosts: [a, b, c]\nrun: {nnodes: 2}", ["b"], 1),
+        ("hosts: [a, b, c, d]\nrun: {nnodes: '1:3'}", ["b", "c"], 2),
+        ("hosts: [a, b, {name: s, spare: true}, d]\nrun: {nnodes: '1:2'}", ["b"], 0),
+        ("hosts: [a, b, {name: s, spare: true}, d]\nrun: {nnodes: '1:2'}", ["b", "s"], 1),
+        ("hosts: [a, b, c]\nrun: {nnodes: 2}", ["a"], 0),  # the head
+        ("hosts: [a, b, c]", [], 0),
+    ],
+)
+def test_unused_hosts_stand_in_where_spares_do_not(text: str, away: list[str], count: int) -> None:
+    unreachable = {name: UnreachableError(f"{name}: no route to host") for name in away}
+    assert stand_ins.count_missing(made(text), Results({}, unreachable)) == count
+    refused = {name: UsageError(f"{name}: no such user") for name in away}
+    assert stand_ins.count_missing(made(text), Results({}, refused)) == 0
 
 
 # --- what is filled in
