@@ -145,6 +145,12 @@ def started(run_id: str) -> StartedRun | None:
     return next((run for run in newest() if run.run_id == run_id), None)
 
 
+def find(run: str, inventory: str) -> StartedRun | None:
+    """The newest run with exactly this id or name that was started with the inventory of this path."""
+    path = str(Path(inventory).resolve())
+    return next((known for known in newest() if run in (known.run_id, known.name) and known.inventory == path), None)
+
+
 def inventories_of(run: str) -> list[str]:
     """The inventories of the runs that `run` may mean (as in `registry.choose`), that of the newest run first."""
     known = newest()

@@ -21,9 +21,10 @@ from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold
 from ..output.lines import rfc3339
 from ..output.terminal import one_line
-from . import queued_runs
+from . import queued_runs, recent
 
 PATIENCE = 2.0  # s for all hosts to answer, before the answers so far may be enough
+FETCH = "; `fetch` can still download its outputs"
 WATCH = "up --watch"  # the `stopped_by` of a run that is started again because its code has changed
 QUIET = 1.0  # s without another answer; while answers come, the remaining hosts are slow, not silent
 
@@ -373,7 +374,7 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
         newest = f"; the newest is {runs[-1].run_id}" if runs else ""
         raise _missing(
             listing,
-            f"no run {run!r} on these hosts{_advise(run, listing)}{newest}; {ps} lists them. "
+            f"no run {run!r} on these hosts{_advise(run, listing, inventory)}{newest}; {ps} lists them. "
             "Of finished runs, they keep as many as `run.keep` says",
             f"run {run!r}",
         )
@@ -405,9 +406,12 @@ def _matches(runs: Sequence[Run], run: str) -> Sequence[Run]:
     return exact[-1:] or begin or end
 
 
-def _advise(run: str, listing: Listing) -> str:
+def _advise(run: str, listing: Listing, inventory: str) -> str:
+    deleted = recent.find(run, inventory)
+    if deleted is not None and not listing.failed:
+        return f" (run {deleted.run_id}, started here, was deleted or is on other hosts{FETCH})"
     if RUN_ID.fullmatch(run):  # a whole id is pasted, not mistyped
-        return " (it may have been pruned; `fetch` can still download its outputs)"
+        return f" (it may have been pruned{FETCH})"
     names = [name for queued in listing.queued for name in (queued.name, queued.run_id)]
     names += [name for known in reversed(listing.runs) for name in (known.name, known.run_id)]
     close = get_close_matches(run, names, 1)

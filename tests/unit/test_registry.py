@@ -134,3 +134,24 @@ def test_a_newer_run_of_the_name_that_was_deleted_is_named(tmp_path: Path, monke
     for listing in (Listing((old, deleted), {}, frozenset("a")), Listing((old,), {"a": UnreachableError("a: silent")})):
         assert not noted(old, listing, str(inventory))
     assert not noted(other, Listing((other,), {}, frozenset("a")), str(inventory))
+
+
+def test_a_name_that_no_host_knows_any_more_is_not_taken_for_a_typing_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    inventory = tmp_path / "i.yaml"
+    inventory.write_text("hosts: [a]")
+    recent.remember(str(inventory), "20251231-120000-0009", "expo")
+
+    def unknown(name: str, failed: dict[str, Any] | None = None, path: Path = inventory) -> str:
+        with pytest.raises((UsageError, UnreachableError)) as error:
+            registry.choose(Listing((of_two(),), failed or {}, frozenset({"a"})), name, str(path))
+        return str(error.value)
+
+    for name in ("expo", "20251231-120000-0009"):
+        assert "20251231-120000-0009" in unknown(name) and "deleted" in unknown(name)
+    assert "did you mean exp?" in unknown("expp")
+    # a host that did not answer may know it
+    assert "deleted" not in unknown("expo", {"b": UnreachableError("b: silent")})
+    assert "deleted" not in unknown("expo", path=tmp_path / "other.yaml")
