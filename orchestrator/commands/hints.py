@@ -20,21 +20,29 @@ LAUNCHER = re.compile(r"(.*/)?(torchrun|deepspeed|accelerate|mpirun|mpiexec|srun
 """Programs that people type before a script. `up` starts the launcher itself."""
 ARGV = "ddp_orch.argv"  # the key in a context's `meta` of all words of the command line
 
+_RENTED = "(end the rental of hosts with your provider)"
 # commands of similar programs, and what to use here; {} stands for the words that follow
 ELSEWHERE = {
     "apply": "ddp-orch up{}",
+    "autostop": "`notify` in the inventory, which tells you when a run has ended " + _RENTED,
     "cancel": "ddp-orch kill{}",
     "cordon": "ddp-orch drain RUN HOST (takes a host out of a run)",
+    "cost": "ddp-orch ps --all (how long each run took, and where); your provider knows the prices",
+    "cost-report": "ddp-orch ps --all (how long each run took, and where); your provider knows the prices",
     "cp": "ddp-orch fetch RUN (brings outputs here); ddp-orch up sends the code by itself",
     "dashboard": "ddp-orch top{}",
     "delete": "ddp-orch kill RUN (stops a run); ddp-orch prune (removes old runs)",
-    "down": "ddp-orch kill{}",
+    "down": "ddp-orch kill{} " + _RENTED,
     "download": "ddp-orch fetch{}",
     "get": "ddp-orch ps; ddp-orch config (the hosts of the inventory)",
     "gpustat": "ddp-orch gpus{}",
     "hosts": "ddp-orch config (the hosts of the inventory); ddp-orch check (their state)",
     "inspect": "ddp-orch describe{}",
     "jobs": "ddp-orch ps{}",
+    "jobs cancel": "ddp-orch kill{}",
+    "jobs launch": "ddp-orch up{}; run.max_restarts starts the run again after a failure",
+    "jobs logs": "ddp-orch logs -f{}",
+    "jobs queue": "ddp-orch ps{}",
     "launch": "ddp-orch up{}",
     "list": "ddp-orch ps{}",
     "ls": "ddp-orch ps{}",
@@ -94,12 +102,14 @@ FOREIGN = {
 
 def elsewhere(argv: Sequence[str]) -> str | None:
     """A message about a command of a similar program, or None."""
-    if not argv or argv[0] not in ELSEWHERE:
+    count = 2 if " ".join(argv[:2]) in ELSEWHERE else 1
+    command = " ".join(argv[:count])
+    if command not in ELSEWHERE:
         return None
     # options of the other program are unknown here; what follows a command of a host is its own
     of_host = argv[0] in ("ssh", "srun", "nvidia-smi")
-    words = "".join(f" {shlex.quote(word)}" for word in argv[1:] if of_host or not word.startswith("-"))
-    return f"unknown command '{argv[0]}'; you may want: {ELSEWHERE[argv[0]].format(words)}"
+    words = "".join(f" {shlex.quote(word)}" for word in argv[count:] if of_host or not word.startswith("-"))
+    return f"unknown command '{command}'; you may want: {ELSEWHERE[command].format(words)}"
 
 
 def hint(error: click.ClickException) -> str | None:

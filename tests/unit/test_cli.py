@@ -303,3 +303,10 @@ def test_every_slip_of_a_command_leads_to_one_that_is_here(tmp_path: Path) -> No
         assert word not in cli.commands
         for name in re.findall(r"ddp-orch (\w+)", text):
             assert name in cli.commands, text
+
+
+def test_a_command_of_two_words_is_recognised_as_a_whole() -> None:
+    assert "ddp-orch up task.yaml" in str(hints.elsewhere(["jobs", "launch", "task.yaml"]))
+    assert "ddp-orch kill 7" in str(hints.elsewhere(["jobs", "cancel", "7"]))
+    assert "ddp-orch ps" in str(hints.elsewhere(["jobs"]))
+    assert "notify" in str(hints.elsewhere(["autostop", "-i", "5", "box"]))
