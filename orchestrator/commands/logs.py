@@ -27,6 +27,7 @@ from ..runs.bad_loss import BadLoss
 from ..runs.follow import LogFilter, View, span_by_clock_of
 from ..runs.log_files import LogFiles
 from ..runs.revive import Reviver
+from ..runs.silence import Silence
 from ..runs.status_line import StatusLine
 from .context import (
     RunLookup,
@@ -92,16 +93,19 @@ def logs(options: LogsOptions) -> int:
         name = run.name if notify.desktop and options.follow else ""
         bell = attach.Bell(notify.bell and options.follow, console, name)
         losses = BadLoss()
-        watching = Pipeline((bell, losses))
+        watching: list[Stage] = [bell, losses]
         if options.follow:
             waiting.note(run, console)
+            if run.unfinished and _shows_all(options):
+                count = _count_ranks(run, asked_hosts, late, log_filter)
+                watching.insert(0, Silence(count, about, console.note, view.is_cut_off))
         try:
             if options.output:
                 _to_files(view, log_filter, list(run.parts), mask, Path(options.output), console)
             else:
                 ranks = _count_ranks(run, asked_hosts, late, log_filter)
                 line_count = _to_screen(
-                    view, run, about, log_filter, ranks, mask, options, watching, console, asked_hosts, fleet
+                    view, run, about, log_filter, ranks, mask, options, Pipeline(watching), console, asked_hosts, fleet
                 )
                 if not line_count and not view.failed:
                     console.note(f"run {run.run_id}: no {'output' if log_filter == UNFILTERED else 'matching line'}")
@@ -121,6 +125,12 @@ def logs(options: LogsOptions) -> int:
     failed = {host: error for host, error in view.failed.items() if host not in lookup.listing.failed}
     warn_of_failures(failed, console)
     return UnreachableError.exit_code if lookup.listing.failed or failed else 0
+
+
+def _shows_all(options: LogsOptions) -> bool:
+    """Whether the lines of all ranks are shown to people."""
+    chosen = (options.host, options.rank, options.stream, options.attempt, options.until, options.grep)
+    return not any(chosen) and not options.as_json and not options.output
 
 
 def _require_ranks(run: registry.Run, log_filter: LogFilter) -> None:

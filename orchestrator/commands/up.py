@@ -215,6 +215,7 @@ def _follow(
             console,
             resume=options.command(inventory.path, name=resolved.name),
             show_outputs=options.show_outputs,
+            tell_silence=printer is None and not options.as_json,
         )
 
 

@@ -22,6 +22,7 @@ follow       reads the logs of a run from all hosts
 readers      the threads of follow
 printing     prints the lines of a run
 status_line  the line below them that shows how far the run is
+silence      tells that all ranks have ceased to print
 gpu_use      asks how busy the GPUs are, for that line
 log_files    writes the lines of a run to files
 timeline     what happened in a run, in words

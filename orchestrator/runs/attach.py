@@ -26,11 +26,12 @@ from ..output.finding import SourceCode
 from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import one_line
-from ..plan.plan import Plan
+from ..plan.plan import Plan, processes
 from . import desktop, ending, holding, local_code
 from .bad_loss import BadLoss
 from .follow import LogFilter, View
 from .revive import Reviver
+from .silence import Silence
 
 FINISH_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGURG)
 """By which batch systems announce the end of a job. SIGURG is that of LSF's documentation (`bsub -wa URG`)."""
@@ -87,34 +88,26 @@ def attend(
     *,
     resume: str,
     show_outputs: bool = True,
+    tell_silence: bool = False,
 ) -> int:
     """Show the lines of a run until it ends, and return its exit code. Ctrl-C stops the run, a second Ctrl-C kills it,
     a third one exits without waiting. The `finish_signals` save a snapshot and stop it.
 
     `resume`: the command that starts a run which resumes from the outputs of this one. `show_outputs`: print how to
-    download them.
+    download them. `tell_silence`: print a note if all ranks cease to print.
     """
     about = AboutRun(resolved.name, resolved.inventory.source or resolved.inventory.path)
     hosts = [node.host for node in resolved.nodes]
     nodes = {host.name: node for node, host in enumerate(hosts)}
-    ranks = claims.ranks_of_plan(resolved)
-    reviver = Reviver(resolved.run_id, nodes, hosts, fleet, console.note, console.warning, check=may_revive)
-    view = View(
-        resolved.run_id,
-        hosts,
-        LogFilter(follow=True),
-        fleet,
-        console.warning,
-        sys.stdout.isatty(),
-        ranks,
-        mask=mask,
-        revive=reviver.revive,
-        find_host=lambda name: model.find_new_host(resolved.inventory, name, os.environ),
-    )
+    view = _make_view(resolved, hosts, nodes, fleet, mask, console)
     began, started_at = time.monotonic(), time.time()
     notify = resolved.inventory.notify
     bell = Bell(notify.bell, console, resolved.name if notify.desktop else "")
     losses = BadLoss()
+    stages: list[Stage] = [bell, losses, printer]
+    if tell_silence:
+        count = sum(processes(resolved, node) for node in resolved.team)
+        stages.insert(0, Silence(count, about, console.note, view.is_cut_off))
 
     settings = resolved.inventory.run
     targets = ending.KillTargets(runs=(resolved.run_id,), run_grace=settings.grace, lease=settings.lease)
@@ -123,7 +116,7 @@ def attend(
         _stop_on_interrupt(targets, hosts, fleet, console),
         _finish_on_signal(resolved.run_id, hosts, fleet, console),
     ):
-        view.run(Pipeline((bell, losses, printer)))
+        view.run(Pipeline(stages))
     bell.ring()
     took = f" after {time.monotonic() - began:.1f} s"
     find_source = local_code.finder(resolved.run_id, resolved.code.root if resolved.code else None, started_at)
@@ -138,6 +131,25 @@ def attend(
         show_outputs=show_outputs,
         doubt=one_line(mask.hide(losses.describe())),
         explain=lambda: _diagnose(resolved.run_id, about, hosts, nodes, view, fleet, mask, console, find_source),
+    )
+
+
+def _make_view(
+    resolved: Plan, hosts: Sequence[Host], nodes: Mapping[str, int], fleet: Fleet, mask: Mask, console: Console
+) -> View:
+    ranks = claims.ranks_of_plan(resolved)
+    reviver = Reviver(resolved.run_id, nodes, hosts, fleet, console.note, console.warning, check=may_revive)
+    return View(
+        resolved.run_id,
+        hosts,
+        LogFilter(follow=True),
+        fleet,
+        console.warning,
+        sys.stdout.isatty(),
+        ranks,
+        mask=mask,
+        revive=reviver.revive,
+        find_host=lambda name: model.find_new_host(resolved.inventory, name, os.environ),
     )
 
 

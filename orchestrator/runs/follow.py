@@ -175,6 +175,10 @@ class View:
     def failed(self) -> Mapping[str, OrchError]:
         return {name: host.failure for name, host in self._followed.items() if host.failure is not None}
 
+    def is_cut_off(self) -> bool:
+        """Whether the connection to a host is broken, so that its lines are missing."""
+        return any(host.away is not None for host in self._followed.values())
+
     def run(self, output: Stage) -> None:
         """Send lines through `output` until no host can send more, then flush it."""
         self._compare_clocks()

@@ -15,11 +15,11 @@ SILENT = 30.0  # s without a line from any rank until the line says so
 SLOW = 1.05  # times the median step time; the slowest rank is named if it takes longer
 READ = 200  # of each batch of lines, only so many of the newest are read for figures
 
-_ATTEMPT = re.compile(r"ddp-orch: attempt (\d+) on ")
-_STOPS = re.compile(r"ddp-orch: (?:first failure: |stopping all nodes|asking the ranks for a snapshot)")
-_WAITS = re.compile(r"ddp-orch: (waiting for .*)")
+ATTEMPT = re.compile(r"ddp-orch: attempt (\d+) on ")
+STOPS = re.compile(r"ddp-orch: (?:first failure: |stopping all nodes|asking the ranks for a snapshot)")
+WAITS = re.compile(r"ddp-orch: (waiting for .*)")
 READY = re.compile(r"ddp-orch: ready after \d+ s: ")
-_ENDS = re.compile(r"ddp-orch: the run (?!waits)")
+ENDS = re.compile(r"ddp-orch: the run (?!waits)")
 
 
 class RunStatus:
@@ -89,13 +89,13 @@ class RunStatus:
     def _see_agent(self, text: str) -> None:
         if not text.startswith("ddp-orch: "):
             return
-        if match := _ATTEMPT.match(text):
+        if match := ATTEMPT.match(text):
             self._begin(int(match[1]))
-        elif _STOPS.match(text):
+        elif STOPS.match(text):
             self._state = "stopping"
-        elif match := _WAITS.match(text):
+        elif match := WAITS.match(text):
             self._state = match[1]
-        elif _ENDS.match(text):
+        elif ENDS.match(text):
             self._state = "ended"
 
     def _begin(self, attempt: int) -> None:
