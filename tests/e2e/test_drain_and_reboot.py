@@ -12,7 +12,7 @@ from lab.waiting import wait_until
 
 from orchestrator.output.lines import parse_time
 
-from .driver import assert_clean, ok, orch, script, start
+from .driver import assert_clean, code, ok, orch, script, start
 
 WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
 
@@ -88,7 +88,9 @@ def test_all_commands_say_for_which_host_a_run_waits(lab2: Lab) -> None:
     assert 0 < parse_time(waits["until"], time.time()) - time.time() < 600
     shown = orch(lab2, "ps", "-i", inventory).stderr + orch(lab2, "describe", run_id).stdout
     shown += orch(lab2, "diagnose", run_id).stderr
-    assert shown.count(f"{waits['until'][:19]}Z") == 3, shown
+    shown += orch(lab2, "wait", run_id, "--timeout", "3s").stderr
+    shown += lab2.run(["timeout", "5", "ddp-orch", "logs", "-f", run_id], cwd=code(lab2)).stderr
+    assert shown.count(f"{waits['until'][:19]}Z") == 5, shown
     lab2.hosts[1].boot()
     ok(orch(lab2, "kill", run_id, "--grace", "0"))
     assert_clean(lab2, run_id)
