@@ -19,7 +19,8 @@ HEADER = re.compile(
     r"ddp-orch: rank (?P<rank>\d+), (?P<how>(?P<child>child )?pid \d+, state (?P<state>\w+).*): "
     r"(?:its stacks follow|no st)"
 )
-PY_SPY = re.compile(r"Process (?P<pid>\d+): ")
+PY_SPY = re.compile(r"(?:^|(?<=\]))Process (?P<pid>\d+): ")
+"""Like HEADER, this may follow a progress bar, which ends without a newline."""
 THREAD = re.compile(r'(?P<main>Thread .*: "MainThread")|(?:Current thread|Thread) ')
 FRAME = re.compile(
     r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)|'
@@ -95,8 +96,9 @@ def split_off(lines: Sequence[LogLine], *, with_py_spy: bool = False) -> tuple[l
     blocks: list[tuple[Stack, list[str]]] = []
     for line in lines:
         stack, texts = current.get(line.rank, (None, [])) if line.rank is not None else (None, [])
-        begun = _begin_stack(line, with_py_spy)
+        begun, before = _begin_stack(line, with_py_spy)
         if begun is not None:
+            rest += [replace(line, text=before)] if before else []
             current[begun.rank] = (begun, [])
             blocks.append(current[begun.rank])
         elif stack is None or line.stream != stack.line.stream:
@@ -114,12 +116,22 @@ def split_off(lines: Sequence[LogLine], *, with_py_spy: bool = False) -> tuple[l
     return rest, [_choose_stack(family) for family in by_rank.values()]
 
 
-def _begin_stack(line: LogLine, with_py_spy: bool) -> Stack | None:
-    if header := HEADER.match(line.text):
-        return Stack(int(header["rank"]), line, header["state"], header["how"], child=header["child"] is not None)
-    if with_py_spy and line.rank is not None and line.stream == "stderr" and PY_SPY.match(line.text):
-        return Stack(line.rank, line)
-    return None
+def _begin_stack(line: LogLine, with_py_spy: bool) -> tuple[Stack | None, str]:
+    """The stack that begins in a line, and what stands before it: an open progress bar."""
+    if header := HEADER.search(line.text):
+        line, before = _cut(line, header)
+        return Stack(
+            int(header["rank"]), line, header["state"], header["how"], child=header["child"] is not None
+        ), before
+    rank = line.rank
+    if with_py_spy and rank is not None and line.stream == "stderr" and (header := PY_SPY.search(line.text)):
+        line, before = _cut(line, header)
+        return Stack(rank, line), before
+    return None, ""
+
+
+def _cut(line: LogLine, header: re.Match[str]) -> tuple[LogLine, str]:
+    return replace(line, text=line.text[header.start() :]), line.text[: header.start()]
 
 
 def _choose_stack(family: Sequence[Stack]) -> Stack:

@@ -94,6 +94,7 @@ HANG = """
 import os, sys, threading, time
 def waits_for_ever():
     threading.Event().wait()
+print("38%|...", end="", file=sys.stderr, flush=True)
 print("begun", flush=True)
 if os.environ["DDP_ORCH_ATTEMPT"] == "1":
     waits_for_ever()
@@ -105,7 +106,9 @@ def test_ranks_that_hang_show_their_stacks_and_are_started_again(runs: Runs) -> 
     records = run.wait_over(60.0)
     assert [record["verdict"]["state"] for record in records] == ["succeeded", "succeeded"]
     for node in (0, 1):
-        assert "in waits_for_ever" in run.journal(node)[f"1.{node}.err"].decode()
+        shown = run.journal(node)[f"1.{node}.err"].decode()
+        assert "in waits_for_ever" in shown
+        assert re.search("^ddp-orch: rank", shown, re.MULTILINE), "it does not continue the open line"
     assert re.search(r"all hosts: .*\b[3-9] s\b", run.journal()["1.run.out"].decode())
 
 

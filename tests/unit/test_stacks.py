@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from orchestrator.diagnosis import stacks
 from orchestrator.diagnosis.dumps import HangCause
+from orchestrator.diagnosis.engine import diagnose
+from orchestrator.diagnosis.record import RunRecord
 from orchestrator.diagnosis.tracebacks import find_exceptions
 from orchestrator.diagnosis.transcript import LogLine
 
@@ -115,6 +118,31 @@ Thread 24311 (idle): "MainThread"
     left, (found,) = stacks.split_off(lines, with_py_spy=True)
     assert [line.text for line in left] == ["another line"]
     assert found.frames == (("train.py", "3", "f"), ("train.py", "4", "<module>"))
+
+
+BAR = "epoch 0:  38%|███▊      | 3/8 [00:01<00:02]"
+
+
+def after_bar(lines: list[LogLine]) -> list[LogLine]:
+    """The lines of a dump that was written while a progress bar had left its line open."""
+    return [replace(lines[0], text=BAR + lines[0].text), *lines[1:]]
+
+
+def test_a_progress_bar_before_the_stacks_hides_none_of_them() -> None:
+    dumps = [dump(0, "S", BACKWARD, AT.format(9)), dump(1, "S", "", child="child "), dump(1, "S", AT.format(8))]
+    left, found = stacks.split_off([line for one in dumps for line in after_bar(one)])
+    assert [line.text for line in left] == [BAR] * 3
+    assert [(stack.rank, stack.frames[-1][1]) for stack in found] == [(0, "9"), (1, "8")]
+    py_spy = said(2, f'{BAR}Process 24311: python3 train.py\nThread 24311 (idle): "MainThread"\n    f (train.py:3)')
+    left, (spied,) = stacks.split_off(py_spy, with_py_spy=True)
+    assert ([line.text for line in left], spied.frames) == ([BAR], (("train.py", "3", "f"),))
+
+
+def test_the_whole_diagnosis_of_a_hang_under_a_progress_bar_is_no_crash() -> None:
+    dumps = dump(0, "S", BACKWARD, AT.format(9)), dump(1, "S", AT.format(8))
+    lines = [line for one in dumps for line in after_bar(one)]
+    (cause, *_) = diagnose(lines, RunRecord(stalled=True)).findings
+    assert (cause.code, cause.rank, cause.hosts) == ("rank0-work-exceeds-timeout", 1, ("host-1",))
 
 
 def test_only_the_first_attempt_counts_and_what_else_is_said_stays() -> None:

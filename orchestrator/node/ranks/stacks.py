@@ -68,7 +68,8 @@ def main(arguments: List[str]) -> int:
 def _abort(shown: List[Shown]) -> None:
     for item in shown:
         with open(item.stderr, "r+b", buffering=0) as stderr:
-            stderr.write(("ddp-orch: %s\n" % item.header).encode("ascii", "backslashreplace"))
+            # the rank's last line may be open: a progress bar ends without a newline
+            stderr.write(("\nddp-orch: %s\n" % item.header).encode("ascii", "backslashreplace"))
     catching = [item.process for item in shown if _can_show(item.process)]
     for process in catching:
         try:
@@ -92,6 +93,7 @@ def _py_spy(process: processes.Process, stderr: str) -> bool:
         return False
     try:
         with open(stderr, "r+b", buffering=0) as fifo:
+            fifo.write(b"\n")  # as above the other stacks
             done = subprocess.run(
                 [command, "dump", "--pid", str(process.pid)],
                 stdin=subprocess.DEVNULL,
