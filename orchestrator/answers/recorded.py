@@ -208,6 +208,8 @@ class Started:
 class NodeFields:
     at: UnixTime
     node: NodeNumber
+    heard_at: float | None = None
+    """Since when a lost node was silent."""
 
 
 @dataclass(frozen=True)

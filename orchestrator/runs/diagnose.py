@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..answers.evidence import EVIDENCE, PATHS, DumpSummary, Evidence, Waits
-from ..answers.recorded import RECORD, Record
+from ..answers.recorded import RECORD, Event, Record
 from ..answers.runs import Failure, Part, Verdict
 from ..diagnosis import missing
 from ..diagnosis.dumps import Collective, Dump, Group
@@ -34,8 +34,8 @@ from .follow import LogFilter, View
 LINES = 100_000  # of all streams together
 LINES_PER_STREAM = 200, 4000  # the fewest and the most last lines of each stream
 MAX_EARLIER_ATTEMPTS = 10
-OF_A_DRAIN = ("sigterm-preempted", "unknown")
-"""What an attempt seems to have failed of if a host was drained and no line says so."""
+OF_OTHERS = ("sigterm-preempted", "unknown")
+"""What an attempt seems to have failed of if a host was drained or lost, and no line says so."""
 
 
 def gather_and_diagnose(
@@ -92,9 +92,12 @@ def gather_and_diagnose(
         diagnosis = diagnose_unfinished(logged, ranks, _finished(evidence, ranks, attempt))
     newest_ended = attempt if verdict is None and restarting else attempt - 1
     earlier = _earlier_causes(lines, evidence, newest_ended, span, same_code=same_code)
-    if any(finding.code in OF_A_DRAIN for _, finding in earlier):  # the host whose log tells of it may be off
-        drained = _drained_attempts(run_id, run_hosts, fleet)
+    if any(_may_be_of_others(finding) for _, finding in earlier):
+        events = _recorded_events(run_id, run_hosts, fleet)
+        lost = timeline.lost_first(events, next(iter(parts.values())).hosts)
+        drained = timeline.drained_attempts(events)
         earlier = tuple(cause for cause in earlier if cause[0] not in drained)
+        earlier = _name_lost(earlier, lost, lines, evidence, same_code=same_code)
     return replace(diagnosis, earlier=earlier)
 
 
@@ -111,14 +114,36 @@ def _earlier_causes(
     return tuple((number, diagnose_earlier_attempt(lines, evidence, number, same_code)) for number in ended)
 
 
-def _drained_attempts(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> set[int]:
-    """The attempts that ended because a host was drained, as the host knows that has recorded most."""
+def _may_be_of_others(finding: Finding) -> bool:
+    """Whether an attempt may have ended because of a host that is off now, so that no line says so."""
+    return finding.code in OF_OTHERS or (finding.confidence != "high" and finding.code != "host-lost")
+
+
+def _name_lost(
+    causes: Sequence[tuple[int, Finding]],
+    lost: Mapping[int, str],
+    lines: Sequence[Line],
+    evidence: Mapping[str, Evidence],
+    *,
+    same_code: bool,
+) -> tuple[tuple[int, Finding], ...]:
+    """The causes of attempts, with the host that an attempt has lost first if its cause is not sure."""
+    return tuple(
+        (number, diagnose_earlier_attempt(lines, evidence, number, same_code, lost[number]))
+        if number in lost and _may_be_of_others(finding)
+        else (number, finding)
+        for number, finding in causes
+    )
+
+
+def _recorded_events(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> Sequence[Event]:
+    """The events of the run, as the host knows them that has recorded most."""
 
     def ask(_: Host, session: Session) -> Record:
         return session.request(RECORD, {"run_id": run_id})
 
     records = fleet.each(hosts, ask, "asking for the events").done.values()
-    return timeline.drained_attempts(max((record.events for record in records), key=len, default=()))
+    return max((record.events for record in records), key=len, default=())
 
 
 def _ended_in(span: Span, verdict: Verdict, parts: Mapping[str, Part]) -> bool:
@@ -272,12 +297,12 @@ def _finished(answers: Mapping[str, Evidence], ranks: Mapping[int, str], attempt
 
 
 def diagnose_earlier_attempt(
-    lines: Sequence[Line], answers: Mapping[str, Evidence], attempt: int, same_code: bool
+    lines: Sequence[Line], answers: Mapping[str, Evidence], attempt: int, same_code: bool, lost: str | None = None
 ) -> Finding:
-    """Why an attempt failed before the run was restarted."""
+    """Why an attempt failed before the run was restarted. `lost`: the host that the run lost first."""
     failures = _failures(answers, attempt)
     failed_at = min((failure.at for _, failure in failures), default=None)
-    record = RunRecord(exits=_exits(failures), failed_at=failed_at, same_code=same_code)
+    record = RunRecord(exits=_exits(failures), failed_at=failed_at, same_code=same_code, lost=lost)
     return diagnose(_lines_of_attempt(lines, answers, attempt), record).findings[0]
 
 

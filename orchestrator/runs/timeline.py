@@ -50,24 +50,43 @@ def source(nodes: Mapping[str, int], head: int, records: Mapping[str, recorded.R
 
 def drained_attempts(events: Sequence[recorded.Event]) -> set[int]:
     """The attempts that ended because a host was to leave the run, and not because of a failure."""
-    drained: set[int] = set()
+    return {attempt for attempt, event in _ends(events).items() if isinstance(event, recorded.Drain)}
+
+
+def lost_first(events: Sequence[recorded.Event], hosts: Sequence[str]) -> dict[int, str]:
+    """The attempts whose first failure was that a host was lost or restarted, and that host. `hosts`: see `entries`."""
+    names = [*hosts, *(event.fields.host for event in events if isinstance(event, recorded.Added))]
+    names = list(dict.fromkeys(names))
+    return {
+        attempt: names[event.fields.node]
+        for attempt, event in _ends(events).items()
+        if isinstance(event, recorded.NodeEvent) and event.fields.node < len(names)
+    }
+
+
+def _ends(events: Sequence[recorded.Event]) -> dict[int, recorded.Event]:
+    """By attempt, the event that ended it: a failure, a loss, a request to stop, or a host that was drained."""
+    ends: dict[int, recorded.Event] = {}
     running: set[tuple[int, int]] = set()  # (attempt, node)
-    attempt, has_failed = 0, False
+    attempt = 0
     for event in events:
         match event:
             case recorded.AttemptOrdered():
-                attempt, has_failed = attempt + 1, False
+                attempt += 1
             case recorded.Started(fields=started):
                 running.add((started.attempt, started.node))
-            case recorded.Drain(fields=leaving) if (attempt, leaving.node) in running and not has_failed:
-                drained.add(attempt)
+            case recorded.Drain(fields=leaving) if (attempt, leaving.node) in running:
+                ends.setdefault(attempt, event)
             case recorded.Failed() | recorded.StopRequested() | recorded.Stalled():
-                has_failed = True
+                ends.setdefault(attempt, event)
             case recorded.NodeEvent("Lost" | "Restarted", gone) if (attempt, gone.node) in running:
-                has_failed = True
+                end = ends.setdefault(attempt, event)
+                if isinstance(end, recorded.Failed) and (gone.heard_at or end.fields.at) < end.fields.at:
+                    # it was silent before the other one failed
+                    ends[attempt] = event
             case _:
                 continue
-    return drained
+    return ends
 
 
 def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entry]:

@@ -185,6 +185,45 @@ def test_a_drain_is_known_although_the_host_that_was_asked_for_it_is_off(
     assert [number for number, _ in found.earlier] == failed
 
 
+HEARD_BEFORE = {"event": "Lost", "fields": {"at": 6.0, "node": 1, "heard_at": 2.5}}
+HEARD_SINCE = {"event": "Lost", "fields": {"at": 6.0, "node": 1, "heard_at": 5.5}}
+OTHER_FAILED = {"event": "Failed", "fields": {"at": 5.0, "node": 0, "failure": SIGTERM}}
+REBOOTED = {"event": "Restarted", "fields": {"at": 3.0, "node": 1}}
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "hosts"),
+    [
+        ([*STARTED, GONE, OTHER_FAILED], "host-lost", ("b",)),
+        ([*STARTED, REBOOTED], "host-lost", ("b",)),
+        ([*STARTED, OTHER_FAILED, HEARD_BEFORE], "host-lost", ("b",)),
+        ([*STARTED, OTHER_FAILED, HEARD_SINCE], "sigterm-preempted", ("a",)),
+        ([*STARTED, STARTED[0], GONE], "sigterm-preempted", ("a",)),
+        ([STARTED[0], GONE], "sigterm-preempted", ("a",)),
+    ],
+)
+def test_a_host_that_was_lost_first_is_known_although_the_head_of_that_time_is_off(
+    events: list[dict[str, Any]], code: str, hosts: tuple[str, ...]
+) -> None:
+    running = {**A_RUN, "state": "running", "attempt": 2, "hosts": ["a", "b"], "nprocs": [1, 1], "team": 2, "ranks": 2}
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        if request["op"] == "evidence":
+            relay.result(request, {"failures": [SIGTERM], "kernel": [], "oom_kills": 0, "dumps": []})
+        elif request["op"] == "record":
+            relay.result(request, {"run": None, "spec": None, "exit": None, "events": events, "samples": []})
+        else:
+            said = b"Received 15 death signal, shutting down workers\n"
+            header = {"id": request["id"], "streams": ["1.run.err"], "parts": [[0, 0, len(said), 4 * 10**9]]}
+            relay.say(wire.DATA, header, said)
+            relay.result(request, {"run": None})
+
+    fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    found = diagnose.gather_and_diagnose(A_RUN["run_id"], {"a": part_of(**running)}, {"a": 0}, HOSTS, fleet, Mask())
+    fleet.close()
+    assert [(number, finding.code, finding.hosts) for number, finding in found.earlier] == [(1, code, hosts)]
+
+
 def test_a_cause_is_less_sure_while_the_head_has_told_nothing_of_what_came_before() -> None:
     def answer(relay: Relay, request: dict[str, Any]) -> None:
         if request["op"] == "evidence":
