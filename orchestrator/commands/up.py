@@ -25,7 +25,7 @@ from ..output.console import Console, all_but
 from ..output.lines import Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import tame
-from ..plan import accelerate, accelerate_ranks, description, entrypoint, invocation
+from ..plan import accelerate, accelerate_ranks, description, entrypoint, import_roots, invocation
 from ..plan import snapshot as ship
 from ..plan.launchers import OLD_LAUNCH, OLD_LOCAL_RANK, for_own_scripts
 from ..plan.plan import Code, Plan, advise_secrets, advise_shell_variables, check_size, describe_unused, world_size
@@ -340,6 +340,9 @@ def _plan_run(
         env={**invoked.env, **variables.read(inventory, options.env_file, options.env)},
         debug=options.debug,
     )
+    if snapshot is not None and options.call is None:
+        warnings = import_roots.warn(snapshot, command, [node.env for node in plan.nodes])
+        snapshot = replace(snapshot, warnings=(*snapshot.warnings, *warnings))
     if plan.launcher.name == OLD_LAUNCH and entrypoint.has_old_local_rank(snapshot, module=command[1] == "-m"):
         plan = replace(plan, launcher=replace(plan.launcher, rank_argument=OLD_LOCAL_RANK))
     if (job or via.bound_hosts(inventory.hosts)) and not options.detach:

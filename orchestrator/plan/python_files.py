@@ -67,6 +67,15 @@ class OwnLauncher:
 
 
 @dataclass(frozen=True)
+class Distant:
+    """A module of the user that the script imports and that is not beside it."""
+
+    module: str
+    folder: Path
+    place: Import
+
+
+@dataclass(frozen=True)
 class _Source:
     path: Path
     text: str
@@ -76,6 +85,27 @@ def find_import(module: str, script: Path, folder: Path) -> Import | None:
     """Where a script imports a module that is installed; a certain one first. `folder`: where its own modules are."""
     imports = [found for source in _sources(script, folder) for found in _imports_of(module, source, script)]
     return next((found for found in imports if found.certain), imports[0] if imports else None)
+
+
+def find_distant(script: Path, roots: Sequence[Path]) -> Iterator[Distant]:
+    """Modules that every start of the script imports, and that are in another folder than it, one of `roots`.
+
+    None if the script changes sys.path.
+    """
+    folder = script.parent
+    sources = list(_sources(script, folder))
+    if any("sys.path" in source.text for source in sources):
+        return
+    names = {
+        parts[0] for source in sources for parent, parts in _modules_of(source, folder) if parent == folder and parts
+    }
+    for name in sorted(names - sys.stdlib_module_names - _PLAIN - _OF_TORCH):
+        if (folder / name).is_dir() or (folder / f"{name}.py").is_file():
+            continue
+        root = next((root for root in roots if list(_files_of((name,), root))), None)
+        found = find_import(name, script, folder) if root is not None else None
+        if root is not None and found is not None and found.certain:
+            yield Distant(name, root, found)
 
 
 def file_of(words: Sequence[str], folder: Path) -> Path | None:

@@ -1,21 +1,29 @@
-"""Explain a missing file of a run if it exists on this machine: why it was not sent. Changes nothing."""
+"""Explain a missing file or module of a run if it exists on this machine: why it was not sent, or is not found there.
+
+Changes nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..diagnosis.engine import Diagnosis
 from ..output.finding import Finding
-from ..plan import snapshot
+from ..plan import import_roots, snapshot
 from . import recent
 
 CODES = ("dataset-missing", "file-missing-on-host")
+IMPORT_CODES = ("missing-module-on-host", "script-import-error")
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 _IN_CODE = re.compile(r"/.*/runs/[^/]+/code/(.+)")  # a path on a host, in the run's copy of the code
+
+_NO_MODULE = re.compile(r"No module named '(?P<module>[\w.]+)'")
+_OTHER_COPY = re.compile(r"cannot import name '[^']*' from '(?P<module>[\w.]+)' \(/.*(?:site|dist)-packages/")
+_FRAME = re.compile(r'File "/.*/runs/[^/]+/code/(?P<path>.+)", line \d+')
 
 
 def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
@@ -30,6 +38,8 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
             for path in _paths(finding, folder):
                 if why := snapshot.why_not_sent(folder, path, sync_base):
                     return replace(finding, code="dataset-missing", confidence="high", fix=why)
+        if finding.code in IMPORT_CODES:
+            return _explain_import(finding, folder, sync_base, _script_words(run_id))
         return finding
 
     return replace(diagnosis, findings=tuple(map(explain_finding, diagnosis.findings)))
@@ -48,3 +58,35 @@ def _paths(finding: Finding, folder: Path) -> Iterator[str]:
                 continue
             for root in (folder, *folder.parents):  # the root of the code is this folder or one above it
                 yield os.path.relpath(root / inner[1], folder)
+
+
+def _explain_import(finding: Finding, folder: Path, sync_base: Path, words: Sequence[str]) -> Finding:
+    """Say so if the module is in the sent code, in a folder where Python does not look. `words`: of the command."""
+    matches = (pattern.search(text) for text in finding.evidence for pattern in (_NO_MODULE, _OTHER_COPY))
+    module = next((match["module"] for match in matches if match), None)
+    root = import_roots.find_root(module, folder) if module is not None else None
+    frame = next((match["path"] for match in map(_FRAME.match, finding.evidence) if match), None)
+    file = _file_here(frame, folder) if frame is not None else None
+    if module is None or root is None or file is None or file.parent == Path(os.path.normpath(folder / root)):
+        return finding
+    if why := snapshot.why_not_sent(folder, f"{root}/{module.partition('.')[0]}", sync_base):
+        return replace(finding, code="script-import-error", confidence="high", fix=why)
+    script = os.path.relpath(file, folder)
+    installed = " Some hosts have another copy of it among those." if finding.code == "missing-module-on-host" else ""
+    message = (
+        f"{module} is in the code that was sent, but Python looks for it only beside the script, in "
+        f"{Path(script).parent}/, and among the installed packages.{installed}"
+    )
+    fix = import_roots.advise(root, script if script in map(os.path.normpath, words) else None)
+    return replace(finding, code="script-import-error", confidence="high", message=message, fix=fix)
+
+
+def _script_words(run_id: str) -> Sequence[str]:
+    command = recent.command_of(run_id)
+    words = command.options.get("script") if command is not None else None
+    return words if isinstance(words, tuple) else ()
+
+
+def _file_here(path: str, folder: Path) -> Path | None:
+    """The file here of a path in the sent code, whose root is `folder` or one above it."""
+    return next((root / path for root in (folder, *folder.parents) if (root / path).is_file()), None)

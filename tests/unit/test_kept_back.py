@@ -72,6 +72,53 @@ def test_other_findings_stay_as_they_are(project: Path) -> None:
     assert explained(MISSING, "without-code") == MISSING
 
 
+IN_SCRIPTS = f'File "/home/ann/.local/state/ddp-orch/267b/runs/{RUN}/code/scripts/train.py", line 2, in <module>'
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "frame", "fix"),
+    [
+        ("missing-module-on-host", "No module named 'mymodel'", IN_SCRIPTS, ["PYTHONPATH=.", "-m scripts.train"]),
+        ("script-import-error", "No module named 'mymodel.net'", IN_SCRIPTS, ["PYTHONPATH=."]),
+        ("script-import-error", "No module named 'deep'", IN_SCRIPTS, ["PYTHONPATH=src"]),
+        (
+            "script-import-error",
+            "cannot import name 'Net' from 'mymodel' (/opt/venv/lib/python3.11/site-packages/mymodel/__init__.py)",
+            IN_SCRIPTS,
+            ["PYTHONPATH=."],
+        ),
+        ("script-import-error", "No module named 'mymodel.absent'", IN_SCRIPTS, []),
+        ("script-import-error", "No module named 'einops'", IN_SCRIPTS, []),
+        ("script-import-error", "No module named 'mymodel'", IN_SCRIPTS.replace("scripts/", ""), []),
+    ],
+)
+def test_a_module_of_the_code_that_is_not_beside_the_script_is_named_with_its_folder(
+    project: Path, code: str, error: str, frame: str, fix: list[str]
+) -> None:
+    for name in ("scripts/train.py", "mymodel/__init__.py", "mymodel/net.py", "src/deep/net.py"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("")
+    recent.remember_command(RUN, {"script": ("scripts/train.py",)})
+    finding = replace(MISSING, code=code, evidence=(frame, f"ModuleNotFoundError: {error}"))
+    found = explained(finding)
+    assert [part in found.fix for part in fix] == [True] * len(fix)
+    if fix:
+        assert (found.code, found.confidence) == ("script-import-error", "high")
+        assert "scripts/" in found.message
+    else:
+        assert found == finding
+
+
+def test_a_module_beside_the_folder_of_a_script_without_a_repository_is_not_sent(project: Path) -> None:
+    for name in ("scripts/train.py", "mymodel/__init__.py"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("")
+    recent.remember(str(project / "conf" / "inventory.yaml"), RUN, "mine", str(project / "scripts"))
+    frame = IN_SCRIPTS.replace("scripts/", "")
+    finding = replace(MISSING, code="script-import-error", evidence=(frame, "No module named 'mymodel'"))
+    assert "`git init`" in explained(finding).fix
+
+
 def test_arguments_that_name_files_which_are_kept_back_are_warned_of(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ READERS = {
     "inventory.run_ids": {"secrets"},  # makes them
     "output.console": {"os"},  # os.environ as a type
     "plan.entrypoint": {"os"},  # paths of the user's code
+    "plan.import_roots": {"os"},
     "plan.code_files": {"os"},  # lists the user's code
     "plan.commit": {"os"},  # looks whether files are missing
     "plan.git": {"os", "subprocess"},  # asks git

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from orchestrator.inventory import model
-from orchestrator.plan import entrypoint, python_files
+from orchestrator.plan import entrypoint, import_roots, python_files
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -152,6 +154,33 @@ def test_a_script_that_starts_its_ranks_itself_is_recognised(
 ) -> None:
     places = python_files.find_own_launchers(write(tmp_path, {"x.py": text}), tmp_path)
     assert {(one.what, one.line) for one in places} == found
+
+
+@pytest.mark.parametrize(
+    ("script", "roots"),
+    [
+        ("import torch, mymodel.net\n", ["."]),
+        ("from deep import net\n", ["src"]),
+        ("import sys\nsys.path.append('.')\nimport mymodel\n", []),
+        ("try:\n    import mymodel\nexcept ImportError:\n    pass\n", []),
+        ("import beside, data, einops\n", []),
+    ],
+)
+def test_an_import_from_the_root_of_the_code_is_warned_of(
+    script: str, roots: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {"mymodel/__init__.py": "", "src/deep/__init__.py": "", "data/train.txt": "", "scripts/beside.py": ""}
+    subprocess.run(("git", "init", "--quiet"), cwd=tmp_path, check=True)
+    write(tmp_path, {"scripts/x.py": script, "beside.py": "", **files})
+    command, snapshot = entrypoint.find(model.parse("hosts: [a, b]\n", "i"), ("scripts/x.py",))
+    assert snapshot is not None
+    found = list(import_roots.warn(snapshot, command, [{}, {}]))
+    assert [re.findall(r"PYTHONPATH=([^` ]+)", warning) for warning in found] == [[root] for root in roots]
+    assert list(import_roots.warn(snapshot, command, [{"PYTHONPATH": "."}] * 2)) == []
+    command, snapshot = entrypoint.find(model.parse("hosts: [a, b]\n", "i"), ("-m", "scripts.x"))
+    assert snapshot is not None
+    assert list(import_roots.warn(snapshot, command, [{}, {}])) == []
 
 
 def test_a_file_that_hides_a_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
