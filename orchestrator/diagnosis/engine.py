@@ -18,6 +18,7 @@ from .refine import refine
 from .scene import NO_RECORD, Scene, build_scene
 from .signs import find_suspects, has_complained_of_peers
 from .suspects import ENDING, SPECIFIC, Suspect, Suspects
+from .tracebacks import INSTALLED
 from .transcript import LogLine
 
 MAX_FINDINGS = 4
@@ -96,7 +97,9 @@ def _finding(suspect: Suspect, scene: Scene, knowledge: Knowledge, severity: Lit
 def _evidence(suspect: Suspect) -> tuple[str, ...]:
     texts: list[str] = []
     if suspect.exception is not None:
-        texts += [place for place in suspect.exception.places if "site-packages" not in place][-1:]
+        places = suspect.exception.places
+        own = [place for place in places if not INSTALLED.search(place)]
+        texts += (own or [place for place in places if "site-packages" not in place])[-1:]
         texts += [text for text in suspect.exception.lines[:EVIDENCE_LINES] if text.strip()]
     if suspect.line.text not in texts:
         texts += suspect.line.text.splitlines()

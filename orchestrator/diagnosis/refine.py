@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .rules import connections, devices, endings, hidden_modules, lost_hosts, missing_files, run_record
+from .rules import connections, devices, endings, hidden_modules, lost_hosts, missing_files, own_calls, run_record
 from .scene import Scene
 from .suspects import Suspects
 
@@ -18,6 +18,8 @@ RULES: tuple[Rule, ...] = (
     # by the output
     hidden_modules.find_hidden_module,
     endings.discount_overcome_trouble,
+    own_calls.find_unset_variable,
+    own_calls.find_own_port,
     devices.check_device_ordinals,
     devices.check_gpu_memory,
     connections.check_loopback,

@@ -11,6 +11,7 @@ import pytest
 from orchestrator.diagnosis import recorder_lines, stacks
 from orchestrator.diagnosis.causes import load_knowledge
 from orchestrator.diagnosis.dumps import Collective, Dump, Group
+from orchestrator.diagnosis.engine import diagnose
 from orchestrator.diagnosis.record import RunRecord
 from orchestrator.diagnosis.refine import RULES, Rule, refine
 from orchestrator.diagnosis.rules import (
@@ -20,12 +21,14 @@ from orchestrator.diagnosis.rules import (
     hidden_modules,
     lost_hosts,
     missing_files,
+    own_calls,
     run_record,
 )
 from orchestrator.diagnosis.scene import NO_RECORD, Scene, build_scene
 from orchestrator.diagnosis.signs import find_suspects
 from orchestrator.diagnosis.suspects import Suspects
 from orchestrator.diagnosis.transcript import parse_logs
+from orchestrator.output.finding import Finding
 
 RAISED = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    train()\n'
 PEER_LOST = "RuntimeError: [/p/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:1234\n"
@@ -39,6 +42,20 @@ NO_FOLDER = (
     'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n'
     '    log = open("results/log.csv", "w")\n'
     "FileNotFoundError: [Errno 2] No such file or directory: 'results/log.csv'\n"
+)
+NOT_SET = (
+    'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    key = os.environ["WANDB_API_KEY"]\n'
+    "  File \"<frozen os>\", line 679, in __getitem__\nKeyError: 'WANDB_API_KEY'\n"
+)
+OWN_PORT = (
+    'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    HTTPServer(("0.0.0.0", 8123), H)\n'
+    '  File "/usr/lib/python3.11/socketserver.py", line 457, in __init__\n    self.server_bind()\n'
+    "OSError: [Errno 98] Address already in use\n"
+)
+RENDEZVOUS_PORT = (
+    'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    dist.init_process_group("gloo")\n'
+    '  File "/v/site-packages/torch/distributed/rendezvous.py", line 199, in _create_c10d_store\n'
+    "RuntimeError: The server socket has failed to listen: Address already in use\n"
 )
 STEPS = "step 1 loss 2.1\nstep 2 loss 2.0\nstep 3 loss 1.9\n"
 FAILED = (
@@ -160,6 +177,8 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         {"sigterm-preempted 43 a 1"},
         set(),
     ),
+    own_calls.find_unset_variable: (Case({"a": tag(0, NOT_SET)}), set(), set()),
+    own_calls.find_own_port: (Case({"a": tag(0, OWN_PORT)}), set(), set()),
     hidden_modules.find_hidden_module: (
         Case({"a": tag(0, HIDES)}),
         {"script-exception 50 a 0"},
@@ -406,6 +425,34 @@ def test_where_the_order_of_two_rules_matters_it_is_this_one(first: Rule, second
 def test_a_bad_argument_is_named_although_ddp_orch_then_stopped_the_other_ranks() -> None:
     scene = STOPPED_AFTER_REFUSAL.scene()
     assert [suspect.code for suspect in refine(suspects_of(scene), scene)] == ["script-bad-argument"]
+
+
+def first_finding(text: str) -> Finding:
+    return diagnose(parse_logs([("a.log", text)])).findings[0]
+
+
+def test_a_variable_that_is_not_set_is_shown_where_the_script_asks_for_it() -> None:
+    found = first_finding(tag(0, NOT_SET) + failed(1))
+    assert found.code == "script-exception" and "WANDB_API_KEY" in found.message
+    assert [way in found.fix for way in ("-e WANDB_API_KEY", "run.env", "run.secrets")] == [True] * 3
+    assert found.evidence[0].startswith('File "/w/train.py", line 9')
+    other = first_finding(tag(0, LATE_ERROR) + failed(1))
+    assert "run.secrets" not in other.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "advises_local_rank"),
+    [
+        (tag(0, STEPS) + tag(1, OWN_PORT) + failed(1, rank=1), True, True),
+        (tag(0, OWN_PORT) + failed(1), True, False),
+        (tag(0, STEPS) + tag(1, RENDEZVOUS_PORT) + failed(1, rank=1), False, False),
+    ],
+)
+def test_a_port_that_the_script_opens_is_none_of_the_rendezvous(text: str, own: bool, advises_local_rank: bool) -> None:
+    found = first_finding(text)
+    assert found.code == "port-in-use"
+    assert ("rendezvous" not in found.message, "LOCAL_RANK" in found.fix) == (own, advises_local_rank)
+    assert found.evidence[0].startswith('File "/w/train.py", line 9')
 
 
 def mixed_cases() -> Iterator[Case]:

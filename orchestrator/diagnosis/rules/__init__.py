@@ -6,6 +6,7 @@ endings         ends of processes: the cause, or only the launcher's or the scri
 hidden_modules  files of the user that packages import in place of a module
 lost_hosts      hosts that the run lost
 missing_files   files that are missing on some hosts
+own_calls       variables that are not set, and ports, of the script itself
 run_record      what the hosts of a run know beyond its output
 
 Each is a function `(suspects, scene) -> suspects`. Its docstring says which case it serves and why it stands where it

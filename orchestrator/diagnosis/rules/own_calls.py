@@ -1,0 +1,65 @@
+"""Calls of the script itself that fail: of a variable that is not set, of a port that is in use. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ..scene import Scene
+from ..suspects import Suspect, Suspects, map_code
+from ..tracebacks import INSTALLED, LoggedException
+
+FROM_ENVIRON = re.compile(r'File "(?:<frozen os>|[^"]*/os\.py)", line \d+, in __getitem__$')
+VARIABLE = re.compile(r"['\"](?P<name>[A-Za-z_]\w*)['\"]$")
+OF_RENDEZVOUS = re.compile(r"\btorch/distributed/|\bTCPStore\b|\binit_process_group\b|\bDistNetworkError\b")
+OWN_PORT = "The script itself opens a port that is already in use on this host."
+EACH_ITS_OWN = (
+    "All ranks of a host open the same port: add int(os.environ['LOCAL_RANK']) to its number, or open it only where "
+    "LOCAL_RANK is 0."
+)
+STOP_THE_OTHER = "Stop the process that uses it (ss -ltnp 'sport = :PORT'), or use another port in the script."
+
+
+def find_unset_variable(suspects: Suspects, scene: Scene) -> Suspects:
+    """A variable that the script takes from os.environ and that is not set.
+
+    It changes only words; after the rules that change the code of such a suspect.
+    """
+
+    def explain(suspect: Suspect) -> Suspect:
+        exception = suspect.exception
+        if exception is None or exception.kind != "KeyError" or not FROM_ENVIRON.match((exception.places or ("",))[-1]):
+            return suspect
+        match = VARIABLE.match(exception.text)
+        if match is None:
+            return suspect
+        name = match["name"]
+        meaning = f"The script needs the variable {name}, which is not set for the ranks."
+        fix = (
+            f"Set it: `-e {name}` takes the value that it has here; `run.env`, or `env` of a host, sets it for each "
+            f"start. If it is a secret, list {name} in `run.secrets`."
+        )
+        return replace(suspect, meaning=meaning, fix=fix)
+
+    return map_code(suspects, "script-exception", explain)
+
+
+def find_own_port(suspects: Suspects, scene: Scene) -> Suspects:
+    """A port that the script opens, such as that of a server for metrics: it is none of the rendezvous.
+
+    It changes only words; after `discount_overcome_trouble`, which asks for the code alone.
+    """
+
+    def explain(suspect: Suspect) -> Suspect:
+        exception = suspect.exception
+        if exception is None or exception.agent or not _is_of_script(exception):
+            return suspect
+        ranks = [rank for rank, host in scene.ranks.items() if host is not None and host == suspect.host]
+        return replace(suspect, meaning=OWN_PORT, fix=EACH_ITS_OWN if len(ranks) > 1 else STOP_THE_OTHER)
+
+    return map_code(suspects, "port-in-use", explain)
+
+
+def _is_of_script(exception: LoggedException) -> bool:
+    own = any(INSTALLED.search(place) is None for place in exception.places)
+    return own and not any(map(OF_RENDEZVOUS.search, (*exception.frames, *exception.lines)))
