@@ -318,6 +318,16 @@ def test_a_rank_that_ended_with_0_before_the_others_failed_was_still_waited_for(
     assert re.search(r"\brank 1\b.*\bexit code 0\b", first.message)
 
 
+def test_a_rank_that_quits_in_the_middle_of_an_epoch_is_the_first_cause() -> None:
+    gone = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [x]:1"
+    lines = [Line(60.0 + step, "ab"[rank], rank, "stdout", 1, f"step {step}") for step in range(9) for rank in (0, 1)]
+    lines += [one._replace(host="a", rank=0) for one in raised(70.0, 1, gone)]
+    failed = {**of_rank_1(70.1, 1), "rank": 0, "host": "a", "node": 0}
+    answers = {"a": answer(failed), "b": {**answer(), "finished": [{"rank": 1, "attempt": 1, "at": 69.5}]}}
+    first = judge(lines, {**VERDICT, "first_failure": failed}, answers, {0: "a", 1: "b"}).findings[0]
+    assert (first.code, first.hosts, first.rank, "sys.exit" in first.fix) == ("uneven-inputs", ("b",), 1, True)
+
+
 def waited(rank: int, host: str) -> list[Line]:
     texts = ["Traceback (most recent call last):", '  File "/w/train.py", line 9, in <module>', "    dist.barrier()"]
     texts += [

@@ -260,7 +260,7 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
             {"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)}, RunRecord(failed_at=9.0, finished={1: 8.0})
         ),
         set(),
-        {"uneven-inputs 35 a 0"},
+        {"uneven-inputs 35 b 1"},
     ),
     lost_hosts.add_lost_host: (
         Case({"a": tag(0, STEPS)}, RunRecord(lost="b", failed_at=9.0)),
@@ -453,6 +453,24 @@ def test_a_port_that_the_script_opens_is_none_of_the_rendezvous(text: str, own: 
     assert found.code == "port-in-use"
     assert ("rendezvous" not in found.message, "LOCAL_RANK" in found.fix) == (own, advises_local_rank)
     assert found.evidence[0].startswith('File "/w/train.py", line 9')
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "blamed"),
+    [
+        ("epoch 1 step 2\n", "epoch 1 step 3\n", 1),
+        ("epoch 1 step 3\n", "epoch 1 step 3\n", 1),
+        ("epoch 1 step 4\n", "epoch 1 step 3\n", 0),
+        ("epoch 1 step 2\ntraining finished\n", "epoch 1 step 3\n", 0),
+        ("epoch 1 step 2\n", "loss 0.1\n", 0),
+        ("", "epoch 1 step 3\n", 0),
+    ],
+)
+def test_a_rank_that_ended_by_itself_amid_its_data_is_blamed(own: str, others: str, blamed: int) -> None:
+    record = RunRecord(failed_at=9.0, finished={1: 8.0}, ranks={0: "a", 1: "b"})
+    scene = Case({"a": tag(0, others + RAISED + PEER_LOST), "b": tag(1, "begun\n" + own)}, record).scene()
+    *_, found = run_record.find_early_finisher(suspects_of(scene), scene)
+    assert (found.rank, "sys.exit" in found.fix) == (blamed, blamed == 1)
 
 
 def mixed_cases() -> Iterator[Case]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...output.folding import name_ranks
 from .. import dumps, recorder_lines, stacks
+from ..busy import FINISHED, STEP
 from ..hangs import PEER_GONE
 from ..scene import Scene
 from ..suspects import ENDING, Suspect, Suspects, any_proof
@@ -15,6 +16,11 @@ OWN_SIGNALS = ("sigterm-preempted", "user-interrupt", "sighup-session-closed")
 REPORTED = 93  # levels of what the rules here conclude
 EARLY_END = ENDING + 5
 SHOWN_HANG, UNSURE_HANG = 36, 22
+QUIT = "Rank {rank} ended by itself, with exit code 0, while the others continued to train."
+FIND_QUIT = (
+    "Look for an early `sys.exit`, `return` or `break` that only this rank comes to. If there is none, it had fewer "
+    "batches than the others: use DistributedSampler with drop_last or `with model.join():`."
+)
 
 
 def drop_own_signals(suspects: Suspects, scene: Scene) -> Suspects:
@@ -54,8 +60,9 @@ def check_cgroup_kills(suspects: Suspects, scene: Scene) -> Suspects:
 
 
 def find_early_finisher(suspects: Suspects, scene: Scene) -> Suspects:
-    """Ranks that had ended with exit code 0 when another one lost its peer: they had fewer batches, or left.
+    """Ranks that had ended with exit code 0 when another one lost its peer: they left, or had fewer batches.
 
+    The first of them is blamed if its steps show that it was not ahead of the others, and it says of no end.
     Only where no end is known, and so after `drop_own_signals` and `add_stop`; before `add_lost_host`, which adds one.
     """
     finished, failed_at = scene.record.finished or {}, scene.record.failed_at
@@ -69,11 +76,35 @@ def find_early_finisher(suspects: Suspects, scene: Scene) -> Suspects:
     ]
     if not early or not complaints or any_proof(suspects, ENDING):
         return suspects
+    quitter = min(early, key=lambda rank: finished[rank])
+    if (last := _last_step_before_quitting(quitter, scene)) is not None:
+        line = replace(last, at=finished[quitter])
+        left = Suspect("uneven-inputs", EARLY_END, line, quitter, scene.host_of(last), "medium")
+        return (*suspects, replace(left, meaning=QUIT.format(rank=quitter), fix=FIND_QUIT))
     first = complaints[0]
     why = f"{name_ranks(early)} had ended with exit code 0 while others still waited"
     host = scene.host_of(first.line)
     uneven = Suspect("uneven-inputs", EARLY_END, first.line, first.line.rank, host, "medium", why, first)
     return (*suspects, uneven)
+
+
+def _last_step_before_quitting(quitter: int, scene: Scene) -> LogLine | None:
+    """The last line with a step of a rank that ended; None if it may have come to the end of its data.
+
+    It has not if another rank printed that step, or a later one, and the rank itself says nothing of an end.
+    """
+    own = [line for line in scene.lines if line.rank == quitter]
+    last = next((line for line in reversed(own) if STEP.search(line.text)), None)
+    if last is None or any(FINISHED.search(line.text) for line in own if line.number >= last.number):
+        return None
+    reached = _steps(last)
+    others = (_steps(line) for line in scene.lines if line.rank is not None and line.rank != quitter)
+    return last if any(len(steps) == len(reached) and steps >= reached for steps in others) else None
+
+
+def _steps(line: LogLine) -> tuple[int, ...]:
+    """The numbers of the epoch and the step in a line."""
+    return tuple(int(match["number"]) for match in STEP.finditer(line.text))
 
 
 def drop_after_stacks(suspects: Suspects, scene: Scene) -> Suspects:
