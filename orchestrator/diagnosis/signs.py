@@ -12,7 +12,7 @@ from .causes import Cause, Knowledge, Signature
 from .exits import Exit
 from .scene import Scene, host_or_source
 from .suspects import DECISIVE, ENDING, SPECIFIC, Suspect, Suspects
-from .tracebacks import OF_LAUNCHER, LoggedException
+from .tracebacks import OF_COMMAND, OF_LAUNCHER, LoggedException
 from .transcript import LogLine
 
 HANG, UNSURE_HANG = ENDING + 5, 22  # levels
@@ -254,6 +254,7 @@ def _is_about_peers(exception: LoggedException, knowledge: Knowledge) -> bool:
     # `raise ... from` repeats the first exception; one raised during handling may have a cause of its own
     several = exception.during or not exception.chain
     sources = (*exception.chain, exception) if several else exception.chain[:1]
+    sources = tuple(source for source in sources if source.agent or not source.kind.endswith(OF_COMMAND))
     return any(knowledge.consequences.search(text) for source in sources for text in source.lines)
 
 

@@ -49,8 +49,11 @@ AGENT_FRAMES = re.compile(
     r"|bin/(?:torchrun|accelerate|deepspeed)\"|accelerate/commands|deepspeed/launcher|torch/distributed/launch\.py"
 )
 WORKER_FRAMES = re.compile(r'File "(?!<frozen|[^"]*(?:site|dist)-packages|[^"]*/bin/)[^"]+", line \d+')
-OF_LAUNCHER = ("ChildFailedError", "SignalException", "CalledProcessError")
+OF_COMMAND = "CalledProcessError"  # of a launcher's workers, or of any other command
+OF_LAUNCHER = ("ChildFailedError", "SignalException", OF_COMMAND)
 """What launchers raise when a worker or the launcher itself was ended."""
+LAUNCHES = re.compile(r"\b(?:torchrun|torch\.distributed|accelerate|deepspeed|mpirun|mpiexec|srun)\b")
+MAY_LAUNCH = re.compile(r"\b(?:python[\d.]*|bash|sh)\b")
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ def _build(line: LogLine, kind: str, text: str, state: _State, frames: Sequence[
         kind,
         text,
         texts,
-        agent=line.agent or _is_of_agent(texts, kind),
+        agent=line.agent or (_runs_ranks(line, text, texts) if kind.endswith(OF_COMMAND) else _is_of_agent(texts, kind)),
         during=state.link == "during",
         ignored=state.origin == "ignored",
         thread=state.origin == "thread",
@@ -238,6 +241,13 @@ def _is_of_agent(frames: Sequence[str], kind: str) -> bool:
     return any(AGENT_FRAMES.search(frame) for frame in frames) and not any(
         WORKER_FRAMES.search(frame) and not AGENT_FRAMES.search(frame) for frame in frames
     )
+
+
+def _runs_ranks(line: LogLine, text: str, frames: Sequence[str]) -> bool:
+    """Whether a command that failed runs the ranks. Ranks run commands too: tar, ninja."""
+    if not frames or any(map(AGENT_FRAMES.search, frames)) or LAUNCHES.search(text):
+        return True
+    return line.rank is None and MAY_LAUNCH.search(text) is not None
 
 
 def _read_message(lines: list[LogLine], position: int, match: re.Match[str]) -> tuple[str, int]:

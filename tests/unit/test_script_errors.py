@@ -1,0 +1,50 @@
+"""Errors of the script itself that look like those of launchers, peers or files."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.diagnosis.engine import diagnose
+from orchestrator.diagnosis.transcript import parse_logs
+from orchestrator.output.finding import Finding
+
+PEER_LOST = "RuntimeError: [/p/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:1234"
+
+
+def find(*texts: str) -> Finding:
+    """The first cause of the output of rank 0, rank 1 and so on."""
+    lines = [f"[rank{rank}]: {line}" for rank, text in enumerate(texts) for line in text.splitlines()]
+    return diagnose(parse_logs([("log", "\n".join(lines))])).findings[0]
+
+
+def raised(error: str, code: str = "step()", line: int = 9) -> str:
+    return f'Traceback (most recent call last):\n  File "/w/train.py", line {line}, in main\n    {code}\n{error}'
+
+
+def command_failed(command: str) -> str:
+    return (
+        f'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    subprocess.run(command)\n'
+        '  File "/usr/lib/python3.11/subprocess.py", line 571, in run\n    raise CalledProcessError(retcode, args)\n'
+        f"subprocess.CalledProcessError: Command '{command}' returned non-zero exit status 2."
+    )
+
+
+def test_a_command_of_a_rank_that_fails_is_the_cause() -> None:
+    found = find(command_failed("['tar', 'xf', 'data.tar']"), raised(PEER_LOST))
+    assert (found.code, found.rank) == ("script-exception", 0)
+    assert "'tar'" in found.evidence[1]
+
+
+def test_an_error_after_a_command_of_a_rank_is_the_cause() -> None:
+    """As of torch.utils.cpp_extension, which calls ninja."""
+    chain = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+    built = command_failed("['ninja', '-v']") + chain + raised("RuntimeError: Error building extension 'fused'")
+    found = find(built, raised(PEER_LOST))
+    assert (found.code, found.rank) == ("script-exception", 0)
+
+
+@pytest.mark.parametrize("command", ["['torchrun', 'train.py']", "bash run.sh", "['/v/bin/python', 'train.py']"])
+def test_a_command_that_runs_the_ranks_only_shows_that_they_failed(command: str) -> None:
+    text = raised("KeyError: 'lr'") + "\n" + command_failed(command)
+    found = diagnose(parse_logs([("log", text)])).findings[0]
+    assert found.evidence[-1] == "KeyError: 'lr'"
