@@ -12,7 +12,7 @@ from .causes import Cause, Knowledge, Signature
 from .exits import Exit
 from .scene import Scene, host_or_source
 from .suspects import DECISIVE, ENDING, SPECIFIC, Suspect, Suspects
-from .tracebacks import OF_COMMAND, OF_LAUNCHER, LoggedException
+from .tracebacks import INSTALLED, OF_COMMAND, OF_LAUNCHER, TRIED, LoggedException
 from .transcript import LogLine
 
 HANG, UNSURE_HANG = ENDING + 5, 22  # levels
@@ -214,6 +214,7 @@ def _check_exception(exception: LoggedException, scene: Scene, knowledge: Knowle
             return
         if exception.agent or peers or exception.kind.endswith(ENDS):
             yield from suspects
+            yield from _check_before_cleanup(exception, scene, knowledge)
             return
         suspects.append(_suspect("script-exception", SPECIFIC, exception.line, scene, exception))
     if exception.thread and exception.line.rank is None:  # an exception of a thread has no rank, and rarely ends one
@@ -222,6 +223,20 @@ def _check_exception(exception: LoggedException, scene: Scene, knowledge: Knowle
     for suspect in suspects:
         level = min(suspect.level, ENDING + 1)
         yield replace(suspect, level=level, hint=True, confidence="low") if caught else suspect
+
+
+def _check_before_cleanup(exception: LoggedException, scene: Scene, knowledge: Knowledge) -> Iterator[Suspect]:
+    """The script's own exception, where a collective in `finally` or `except` then waited in vain for the others."""
+    if exception.agent or not exception.during or not exception.chain:
+        return
+    root = exception.chain[0]
+    passive = any(map(knowledge.consequences.search, root.lines)) or _is_other_end_gone(root, knowledge)
+    if passive or root.kind.endswith(ENDS) or all(map(INSTALLED.search, root.places)):
+        return
+    # what people expect and catch may have been harmless; any other sign of an error or an end then counts more
+    level = ENDING - 1 if TRIED.search(root.kind) else SPECIFIC
+    root = replace(root, line=replace(root.line, rank=exception.line.rank))
+    yield replace(_suspect("script-exception", level, root.line, scene, root), confidence="medium")
 
 
 def _match_exception(exception: LoggedException, scene: Scene, knowledge: Knowledge) -> list[Suspect]:

@@ -48,3 +48,19 @@ def test_a_command_that_runs_the_ranks_only_shows_that_they_failed(command: str)
     text = raised("KeyError: 'lr'") + "\n" + command_failed(command)
     found = diagnose(parse_logs([("log", text)])).findings[0]
     assert found.evidence[-1] == "KeyError: 'lr'"
+
+
+DURING = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@pytest.mark.parametrize("error", ["KeyError: 'val_loss'", "TypeError: 'NoneType' object is not iterable"])
+def test_an_error_before_a_barrier_in_finally_is_the_cause(error: str) -> None:
+    waited = "RuntimeError: [/p/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"
+    found = find(raised(waited) + DURING + raised(waited), raised(error) + DURING + raised(waited, "dist.barrier()", 12))
+    assert (found.code, found.rank) == ("script-exception", 1)
+    assert found.evidence[-1] == error
+
+
+def test_an_expected_error_before_a_lost_peer_is_not_the_cause() -> None:
+    found = find(raised("KeyError: 'cache'") + DURING + raised(PEER_LOST), raised("TypeError: not a tensor"))
+    assert (found.rank, found.evidence[-1]) == (1, "TypeError: not a tensor")
