@@ -18,7 +18,7 @@ from .refine import refine
 from .scene import NO_RECORD, Scene, build_scene
 from .signs import find_suspects, has_complained_of_peers
 from .suspects import ENDING, SPECIFIC, Suspect, Suspects
-from .tracebacks import INSTALLED
+from .tracebacks import INSTALLED, LoggedException
 from .transcript import LogLine
 
 MAX_FINDINGS = 4
@@ -97,13 +97,22 @@ def _finding(suspect: Suspect, scene: Scene, knowledge: Knowledge, severity: Lit
 def _evidence(suspect: Suspect) -> tuple[str, ...]:
     texts: list[str] = []
     if suspect.exception is not None:
-        places = suspect.exception.places
+        source = _source_of(suspect, suspect.exception)
+        places = (*suspect.exception.places, *source.places)
         own = [place for place in places if not INSTALLED.search(place)]
         texts += (own or [place for place in places if "site-packages" not in place])[-1:]
-        texts += [text for text in suspect.exception.lines[:EVIDENCE_LINES] if text.strip()]
+        texts += [text for text in source.lines[:EVIDENCE_LINES] if text.strip()]
     if suspect.line.text not in texts:
         texts += suspect.line.text.splitlines()
     return tuple(shorten(text, EVIDENCE_WIDTH) for text in texts[:EVIDENCE_LINES])
+
+
+def _source_of(suspect: Suspect, exception: LoggedException) -> LoggedException:
+    """The exception to show: of a chain the one that the suspect is about, or else its beginning."""
+    sources = exception.sources
+    if suspect.code == "script-exception" or suspect.line.text == exception.line.text:
+        return sources[0]
+    return next((source for source in sources if suspect.line.text in source.lines), exception)
 
 
 def shorten(text: str, width: int) -> str:

@@ -64,3 +64,16 @@ def test_an_error_before_a_barrier_in_finally_is_the_cause(error: str) -> None:
 def test_an_expected_error_before_a_lost_peer_is_not_the_cause() -> None:
     found = find(raised("KeyError: 'cache'") + DURING + raised(PEER_LOST), raised("TypeError: not a tensor"))
     assert (found.rank, found.evidence[-1]) == (1, "TypeError: not a tensor")
+
+
+def test_the_line_of_a_dataset_that_fails_in_a_worker_of_its_loader_is_shown() -> None:
+    passed_on = raised("KeyError: Caught KeyError in DataLoader worker process 1.", "for x, y in loader:", 25)
+    own = raised("KeyError: 'label'", 'row["label"]', 22).replace("Traceback", "Original Traceback", 1)
+    found = find(f"{passed_on}\n{own}", raised(PEER_LOST))
+    assert found.evidence[:2] == ('File "/w/train.py", line 22, in main', "KeyError: 'label'")
+
+
+def test_the_beginning_of_a_chain_is_shown() -> None:
+    cause = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+    found = find(raised("KeyError: 'lr'", line=7) + cause + raised("RuntimeError: Training failed"))
+    assert found.evidence == ('File "/w/train.py", line 7, in main', "KeyError: 'lr'", "RuntimeError: Training failed")
