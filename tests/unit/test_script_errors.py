@@ -77,3 +77,9 @@ def test_the_beginning_of_a_chain_is_shown() -> None:
     cause = "\n\nThe above exception was the direct cause of the following exception:\n\n"
     found = find(raised("KeyError: 'lr'", line=7) + cause + raised("RuntimeError: Training failed"))
     assert found.evidence == ('File "/w/train.py", line 7, in main', "KeyError: 'lr'", "RuntimeError: Training failed")
+
+
+@pytest.mark.parametrize(("size", "code"), [("256. TiB", "script-exception"), ("29.8 GiB", "host-oom-killed")])
+def test_an_array_that_no_host_could_hold_is_a_mistake_in_its_size(size: str, code: str) -> None:
+    error = f"numpy._core._exceptions._ArrayMemoryError: Unable to allocate {size} for an array with shape (9,)"
+    assert find(raised(error), raised(PEER_LOST)).code == code

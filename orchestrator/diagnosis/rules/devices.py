@@ -134,10 +134,18 @@ def check_allocation_size(suspects: Suspects, scene: Scene) -> Suspects:
     """
 
     def check(suspect: Suspect) -> Suspect:
-        match = re.search(r"tried to allocate (\d+) bytes", suspect.line.text)
-        if match is None or int(match[1]) <= MAX_HOST_MEMORY:
+        size = _asked_bytes(suspect.line.text)
+        if size <= MAX_HOST_MEMORY:
             return suspect
-        why = f"it asked for {int(match[1]) >> 40} TiB of main memory, more than any host has: some size is wrong"
+        why = f"it asked for {size >> 40} TiB of main memory, more than any host has: some size is wrong"
         return replace(suspect, code="script-exception", why=why)
 
     return map_code(suspects, "host-oom-killed", check)
+
+
+def _asked_bytes(text: str) -> int:
+    """What torch or numpy says that it could not allocate."""
+    if match := re.search(r"tried to allocate (\d+) bytes", text):
+        return int(match[1])
+    match = re.search(r"Unable to allocate ([\d.]+) ([TPE])iB for an array", text)
+    return int(float(match[1]) * 1024 ** (4 + "TPE".index(match[2]))) if match else 0
