@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .rules import connections, devices, endings, hidden_modules, lost_hosts, missing_files, own_calls, run_record
+from .rules import (
+    connections,
+    devices,
+    endings,
+    hidden_modules,
+    lost_hosts,
+    missing_files,
+    own_calls,
+    run_record,
+    unreadable_files,
+)
 from .scene import Scene
 from .suspects import Suspects
 
@@ -20,6 +30,9 @@ RULES: tuple[Rule, ...] = (
     endings.discount_overcome_trouble,
     own_calls.find_unset_variable,
     own_calls.find_own_port,
+    own_calls.find_missing_command,
+    hidden_modules.explain_import,
+    unreadable_files.find_unreadable_file,
     devices.check_device_ordinals,
     devices.check_gpu_memory,
     connections.check_loopback,

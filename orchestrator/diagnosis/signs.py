@@ -29,6 +29,8 @@ AGENTS = re.compile(r"closing signal|exitcode|local_rank|ChildFailedError|torch[
 # exceptions that a launcher raises about its own settings; for failed workers it has classes of its own
 REFUSAL = re.compile(r"^(?:ValueError|TypeError|KeyError|AssertionError|NotImplementedError)$")
 BROKEN = re.compile(r"EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|FileNotFoundError")
+SERVICE = re.compile(r"Connect\w*Error$")
+OF_RANKS = re.compile(r"(?i)torch[/.]distributed|/(?:ray|multiprocessing|deepspeed|horovod)/|gloo|nccl|c10d|tcpstore")
 ENDS = ("SystemExit", "KeyboardInterrupt")
 MAX_LINES = 8  # of an exception's message that are tried: the first half and the last half
 LAST_PLACES = 3  # frames
@@ -215,6 +217,10 @@ def _check_exception(exception: LoggedException, scene: Scene, knowledge: Knowle
         if exception.agent or peers or exception.kind.endswith(ENDS):
             yield from suspects
             yield from _check_before_cleanup(exception, scene, knowledge)
+            if _is_of_own_service(exception):
+                yield replace(
+                    _suspect("script-exception", ENDING - 1, exception.line, scene, exception), confidence="medium"
+                )
             return
         suspects.append(_suspect("script-exception", SPECIFIC, exception.line, scene, exception))
     if exception.thread and exception.line.rank is None:  # an exception of a thread has no rank, and rarely ends one
@@ -237,6 +243,16 @@ def _check_before_cleanup(exception: LoggedException, scene: Scene, knowledge: K
     level = ENDING - 1 if TRIED.search(root.kind) else SPECIFIC
     root = replace(root, line=replace(root.line, rank=exception.line.rank))
     yield replace(_suspect("script-exception", level, root.line, scene, root), confidence="medium")
+
+
+def _is_of_own_service(exception: LoggedException) -> bool:
+    """Whether the script could not reach a service that is no part of torch: a tracker, a database, a web server.
+
+    It may also be one that another rank ran, so that any sign of the end of that rank counts more.
+    """
+    texts = (*exception.places, *exception.lines)
+    kind = SERVICE.search(exception.kind) is not None and not exception.agent and not exception.ignored
+    return kind and not all(map(INSTALLED.search, exception.places)) and not any(map(OF_RANKS.search, texts))
 
 
 def _match_exception(exception: LoggedException, scene: Scene, knowledge: Knowledge) -> list[Suspect]:

@@ -205,7 +205,8 @@ def _build(line: LogLine, kind: str, text: str, state: _State, frames: Sequence[
         kind,
         text,
         texts,
-        agent=line.agent or (_runs_ranks(line, text, texts) if kind.endswith(OF_COMMAND) else _is_of_agent(texts, kind)),
+        agent=line.agent
+        or (_runs_ranks(line, text, texts) if kind.endswith(OF_COMMAND) else _is_of_agent(texts, kind)),
         during=state.link == "during",
         ignored=state.origin == "ignored",
         thread=state.origin == "thread",
@@ -257,7 +258,7 @@ def _read_message(lines: list[LogLine], position: int, match: re.Match[str]) -> 
         next_exception = RAISED.match(line.text)
         if ENDS_MESSAGE.search(line.text) or CHAINED.search(line.text):
             break
-        if next_exception is not None and _is_surely_exception(next_exception):
+        if next_exception is not None and _is_surely_exception(next_exception) and not parts[-1].endswith("raised:"):
             break
         if not line.text.startswith((" ", "\t")) and len(parts) > 1 and _ends_sentence(parts[-1]):
             break

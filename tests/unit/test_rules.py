@@ -23,6 +23,7 @@ from orchestrator.diagnosis.rules import (
     missing_files,
     own_calls,
     run_record,
+    unreadable_files,
 )
 from orchestrator.diagnosis.scene import NO_RECORD, Scene, build_scene
 from orchestrator.diagnosis.signs import find_suspects
@@ -57,6 +58,12 @@ RENDEZVOUS_PORT = (
     '  File "/v/site-packages/torch/distributed/rendezvous.py", line 199, in _create_c10d_store\n'
     "RuntimeError: The server socket has failed to listen: Address already in use\n"
 )
+NO_COMMAND = (
+    'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    subprocess.run(["git", "log"])\n'
+    '  File "/usr/lib/python3.11/subprocess.py", line 1955, in _execute_child\n    raise child_exception_type(errno)\n'
+    "FileNotFoundError: [Errno 2] No such file or directory: 'git'\n"
+)
+REFUSED_FILE = "_pickle.UnpicklingError: Weights only load failed. Use torch.serialization.add_safe_globals([Config]) to allow it\n"
 STEPS = "step 1 loss 2.1\nstep 2 loss 2.0\nstep 3 loss 1.9\n"
 FAILED = (
     "failed (exitcode: {code}) local_rank: {local} (pid: {pid}) of binary: python\n"
@@ -179,6 +186,21 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
     ),
     own_calls.find_unset_variable: (Case({"a": tag(0, NOT_SET)}), set(), set()),
     own_calls.find_own_port: (Case({"a": tag(0, OWN_PORT)}), set(), set()),
+    own_calls.find_missing_command: (
+        Case({"a": tag(0, NO_COMMAND)}),
+        {"dataset-missing 74 a 0"},
+        {"script-exception 74 a 0"},
+    ),
+    hidden_modules.explain_import: (
+        Case({"a": tag(0, RAISED + "ImportError: attempted relative import with no known parent package\n")}),
+        set(),
+        set(),
+    ),
+    unreadable_files.find_unreadable_file: (
+        Case({"a": tag(0, RAISED + REFUSED_FILE)}),
+        {"checkpoint-corrupt 78 a 0"},
+        {"checkpoint-mismatch 78 a 0"},
+    ),
     hidden_modules.find_hidden_module: (
         Case({"a": tag(0, HIDES)}),
         {"script-exception 50 a 0"},
@@ -366,6 +388,9 @@ ORDERED: dict[tuple[Rule, Rule], Case] = {
             "srun: error: a: task 1: Exited with exit code 1\n"
             "slurmstepd: error: *** STEP 7.0 ON a CANCELLED AT 2026-11-22T10:00:00 ***\n"
         }
+    ),
+    (own_calls.find_missing_command, missing_files.check_written_files): Case(
+        {"a": tag(0, "saved git\n") + tag(1, NO_COMMAND)}
     ),
     (missing_files.find_missing_folder, missing_files.check_written_files): Case(
         {"a": tag(0, "saved results/log.csv\n") + tag(1, NO_FOLDER)}

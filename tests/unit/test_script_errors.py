@@ -21,6 +21,14 @@ def raised(error: str, code: str = "step()", line: int = 9) -> str:
     return f'Traceback (most recent call last):\n  File "/w/train.py", line {line}, in main\n    {code}\n{error}'
 
 
+def ended(exitcode: int, rank: int) -> str:
+    """As torchrun reports it."""
+    return (
+        f"Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-28_01:43:43\n  host      : node-a\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {exitcode} (pid: 23454)\n  error_file: <N/A>\n"
+    )
+
+
 def command_failed(command: str) -> str:
     return (
         f'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    subprocess.run(command)\n'
@@ -56,7 +64,9 @@ DURING = "\n\nDuring handling of the above exception, another exception occurred
 @pytest.mark.parametrize("error", ["KeyError: 'val_loss'", "TypeError: 'NoneType' object is not iterable"])
 def test_an_error_before_a_barrier_in_finally_is_the_cause(error: str) -> None:
     waited = "RuntimeError: [/p/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"
-    found = find(raised(waited) + DURING + raised(waited), raised(error) + DURING + raised(waited, "dist.barrier()", 12))
+    found = find(
+        raised(waited) + DURING + raised(waited), raised(error) + DURING + raised(waited, "dist.barrier()", 12)
+    )
     assert (found.code, found.rank) == ("script-exception", 1)
     assert found.evidence[-1] == error
 
@@ -83,3 +93,74 @@ def test_the_beginning_of_a_chain_is_shown() -> None:
 def test_an_array_that_no_host_could_hold_is_a_mistake_in_its_size(size: str, code: str) -> None:
     error = f"numpy._core._exceptions._ArrayMemoryError: Unable to allocate {size} for an array with shape (9,)"
     assert find(raised(error), raised(PEER_LOST)).code == code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "redis.exceptions.ConnectionError: Error 111 connecting to localhost:6379. Connection refused.",
+    ],
+)
+def test_a_service_that_refuses_the_script_is_no_lost_peer(error: str) -> None:
+    found = find(raised(error, 'tracker.connect("10.0.0.9")'), raised(PEER_LOST))
+    assert (found.code, found.rank) == ("script-exception", 0)
+
+
+def test_a_rank_that_another_one_refuses_is_not_the_cause() -> None:
+    refused = raised("ConnectionRefusedError: [Errno 111] Connection refused", "rank_0.connect()")
+    assert find(raised("TypeError: not a tensor"), refused).rank == 0
+    killed = "\n".join(f"[rank1]: {line}" for line in refused.splitlines()) + "\n" + ended(-9, 0)
+    assert diagnose(parse_logs([("log", killed)])).findings[0].code == "worker-sigkilled"
+
+
+WEIGHTS_ONLY = "_pickle.UnpicklingError: Weights only load failed. WeightsUnpickler error: Unsupported "
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "fix"),
+    [
+        (WEIGHTS_ONLY + "global: GLOBAL __main__.Config was not allowed.", "checkpoint-mismatch", "add_safe_globals"),
+        (WEIGHTS_ONLY.replace("failed.", "failed.\n") + "operand 149", "checkpoint-corrupt", "weights_only=False"),
+        ("zipfile.BadZipFile: File is not a zip file", "checkpoint-corrupt", "Download or copy it again"),
+        ("wandb.errors.UsageError: api_key not configured (no-tty).", "script-exception", "Fix what"),
+        (
+            "BlockingIOError: [Errno 11] Unable to open file (unable to lock file, errno = 11)",
+            "script-exception",
+            "Fix",
+        ),
+        ("ImportError: attempted relative import beyond top-level package", "script-import-error", "-m PACKAGE.MODULE"),
+        (
+            "ImportError: cannot import name 'A' from partially initialized module 'b'",
+            "script-import-error",
+            "each other",
+        ),
+        ('  File "/w/a.py", line 3\nSyntaxError: invalid syntax', "script-import-error", "line that is shown"),
+    ],
+)
+def test_the_fix_is_that_of_the_error(error: str, code: str, fix: str) -> None:
+    found = find(raised(error), raised(PEER_LOST))
+    assert found.code == code
+    assert fix in found.fix
+
+
+def test_the_reason_of_a_compiler_is_shown() -> None:
+    reason = "RuntimeError: Failed to find C compiler."
+    found = find(raised(f"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n{reason}"))
+    assert reason in found.evidence
+
+
+def test_a_group_that_one_rank_makes_alone_is_named() -> None:
+    made = (
+        'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    dist.new_group([0, 1])\n'
+        '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 6056, in _new_group_with_tag\n'
+        "torch.distributed.DistStoreError: wait timeout after 6000ms, keys: /default_pg/0//1//cpu//0/1"
+    )
+    assert find(made, raised(PEER_LOST)).code == "barrier-deadlock"
+
+
+def test_a_silent_end_does_not_show_the_output_of_others() -> None:
+    lines = [f"[rank0]: {line}" for line in raised(PEER_LOST).splitlines()]
+    found = diagnose(parse_logs([("log", "\n".join([*lines, ended(3, 1)]))])).findings[0]
+    assert (found.code, found.rank) == ("unknown", 1)
+    assert not any("Connection closed" in text for text in found.evidence)

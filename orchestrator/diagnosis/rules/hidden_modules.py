@@ -1,4 +1,4 @@
-"""Files of the user that have the name of a module, so that packages import them in its place. Pure."""
+"""Imports of the user's own files: those that hide a module, and those that Python refuses. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from ..scene import Scene
-from ..suspects import Suspect, Suspects
+from ..suspects import Suspect, Suspects, map_code
 from ..tracebacks import INSTALLED, LoggedException
 
 LEVEL = 79
@@ -19,6 +19,18 @@ FROM_FILE = re.compile(
 NO_PACKAGE = re.compile(r"No module named '(?P<module>\w+)\.[\w.]+'; '(?P=module)' is not a package")
 TWICE = re.compile(r'generic_type: cannot initialize type "\w+": an object with that name is already defined')
 """What `import torch` fails with if a module that it imports imports torch, and torch ignores that error."""
+OWN_IMPORTS = (
+    (
+        re.compile("attempted relative import"),
+        "Start it as a module of its package (`ddp-orch up -- -m PACKAGE.MODULE`), or import by the full name.",
+    ),
+    (
+        re.compile("partially initialized module"),
+        "Two of your modules import each other: move one import into the function that needs it, or what both need "
+        "into a third module.",
+    ),
+    (re.compile(r"^\W*(?:Syntax|Indentation|Tab)Error"), "Correct the line that is shown; compare `python --version`."),
+)
 RENAME = "Rename {}, and the imports of it: Python looks for modules in the folder of the script first."
 
 
@@ -28,6 +40,17 @@ def find_hidden_module(suspects: Suspects, scene: Scene) -> Suspects:
     It changes suspects of an exception only. First, as it says more than any signature that matches the exception.
     """
     return tuple(_explain(suspect) for suspect in suspects)
+
+
+def explain_import(suspects: Suspects, scene: Scene) -> Suspects:
+    """A mistake in the user's own files: there is nothing to install. It changes only words."""
+
+    def explain(suspect: Suspect) -> Suspect:
+        own = suspect.exception is not None and not all(map(INSTALLED.search, suspect.exception.places[-1:]))
+        fix = next((fix for pattern, fix in OWN_IMPORTS if own and pattern.search(suspect.line.text)), "")
+        return suspect if suspect.meaning or not fix else replace(suspect, fix=fix)
+
+    return map_code(suspects, "script-import-error", explain)
 
 
 def _explain(suspect: Suspect) -> Suspect:

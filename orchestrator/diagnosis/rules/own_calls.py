@@ -1,4 +1,4 @@
-"""Calls of the script itself that fail: of a variable that is not set, of a port that is in use. Pure."""
+"""Calls of the script itself that fail: of a variable that is not set, of a port that is in use, of a missing command. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ..tracebacks import INSTALLED, LoggedException
 FROM_ENVIRON = re.compile(r'File "(?:<frozen os>|[^"]*/os\.py)", line \d+, in __getitem__$')
 VARIABLE = re.compile(r"['\"](?P<name>[A-Za-z_]\w*)['\"]$")
 OF_RENDEZVOUS = re.compile(r"\btorch/distributed/|\bTCPStore\b|\binit_process_group\b|\bDistNetworkError\b")
+NOT_FOUND = re.compile(r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<name>[^'/]+)'$")
+STARTS = re.compile(r'subprocess\.py", line \d+, in _execute_child$')
 OWN_PORT = "The script itself opens a port that is already in use on this host."
 EACH_ITS_OWN = (
     "All ranks of a host open the same port: add int(os.environ['LOCAL_RANK']) to its number, or open it only where "
@@ -58,6 +60,29 @@ def find_own_port(suspects: Suspects, scene: Scene) -> Suspects:
         return replace(suspect, meaning=OWN_PORT, fix=EACH_ITS_OWN if len(ranks) > 1 else STOP_THE_OTHER)
 
     return map_code(suspects, "port-in-use", explain)
+
+
+def find_missing_command(suspects: Suspects, scene: Scene) -> Suspects:
+    """A program that the script starts and that is not installed: no data are missing.
+
+    Before the rules of missing files, which would look for who wrote it.
+    """
+
+    def explain(suspect: Suspect) -> Suspect:
+        match = NOT_FOUND.search(suspect.line.text)
+        exception = suspect.exception
+        if match is None or exception is None:
+            return suspect
+        if not any(map(STARTS.search, exception.places)):
+            return suspect
+        name = match["name"]
+        meaning = f"The script starts the program {name}, which is not on the PATH of the ranks on this host."
+        fix = f"Install {name} there, or set its folder: `env: {{PATH: ...}}` or `setup` of the host."
+        return replace(suspect, code="script-exception", meaning=meaning, fix=fix)
+
+    for code in ("dataset-missing", "file-missing-on-host"):
+        suspects = map_code(suspects, code, explain)
+    return suspects
 
 
 def _is_of_script(exception: LoggedException) -> bool:

@@ -1,0 +1,57 @@
+"""Files that cannot be read: no checkpoints, or ones that torch.load refuses. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ..scene import Scene
+from ..suspects import Suspect, Suspects, map_code
+
+REFUSED = re.compile(r"Weights only load failed|Unsupported (?:global|class): GLOBAL")
+OTHER_OBJECTS = re.compile(r"Unsupported (?:global|class): GLOBAL|add_safe_globals")
+OF_MODEL = re.compile(
+    r"(?i)torch/(?:serialization|distributed/checkpoint)|safetensors|checkpoint|ckpt|weights?\b|\.pth?\b"
+)
+OF_DATA = re.compile(r"(?i)zipfile|zip file|parquet|tarfile")
+REFUSES = "torch.load reads only tensors and plain values (weights_only=True), and this file has other Python objects."
+ALLOW = (
+    "If you trust the file, pass weights_only=False to torch.load. Or name its classes in "
+    "torch.serialization.add_safe_globals, or save only state_dicts."
+)
+NO_CHECKPOINT = (
+    "torch.load with weights_only=True cannot read this file: it has other Python objects, is damaged, or is no "
+    "checkpoint."
+)
+LOOK = (
+    "Look at its beginning (head -c 100 FILE): a web page or a Git LFS pointer is a failed download. If you trust the "
+    "file, pass weights_only=False."
+)
+DATA = "A file that the script reads is truncated, empty, or of another kind."
+COPY_AGAIN = (
+    "Download or copy it again, and look at its beginning (head -c 100 FILE): it may be a web page or a Git LFS "
+    "pointer. If several ranks write it, let one do so, and the others wait in a barrier."
+)
+
+
+def find_unreadable_file(suspects: Suspects, scene: Scene) -> Suspects:
+    """What torch.load refuses to read, and an archive or a table of data. It changes the code of the first only."""
+    for code in ("checkpoint-corrupt", "checkpoint-mismatch"):
+        suspects = map_code(suspects, code, _explain)
+    return suspects
+
+
+def _explain(suspect: Suspect) -> Suspect:
+    exception = suspect.exception
+    if exception is None or suspect.meaning:
+        return suspect
+    sources = (*exception.chain, exception)
+    text = "\n".join(line for source in sources for line in source.lines)
+    if REFUSED.search(text):
+        if OTHER_OBJECTS.search(text):
+            return replace(suspect, code="checkpoint-mismatch", meaning=REFUSES, fix=ALLOW)
+        return replace(suspect, meaning=NO_CHECKPOINT, fix=LOOK)
+    frames = "\n".join(frame for source in sources for frame in source.frames)
+    if suspect.code == "checkpoint-corrupt" and OF_DATA.search(text) and not OF_MODEL.search(f"{text}\n{frames}"):
+        return replace(suspect, meaning=DATA, fix=COPY_AGAIN)
+    return suspect
