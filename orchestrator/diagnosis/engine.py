@@ -153,11 +153,7 @@ def _silent_end_finding(silent: Exit, scene: Scene, knowledge: Knowledge) -> Fin
     output = [line.text for line in scene.lines if line.rank == silent.rank]
     report = silent.line
     if report is not None:
-        output = output or [
-            word.text[:EVIDENCE_WIDTH]
-            for word in scene.last_words
-            if word.source == report.source and word.rank in (None, silent.rank)
-        ]
+        output = output or [word.text[:EVIDENCE_WIDTH] for word in scene.last_words_of(report.source, silent.rank)]
     evidence = (*output[-LAST_LINES:], *([report.text.strip()] if report is not None else []))
     return Finding("error", "unknown", hosts, message, cause.fix, evidence, silent.rank, silent.at, "low")
 

@@ -38,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     connections.check_loopback,
     connections.check_timeouts,
     endings.add_rank_to_memory_kills,
+    endings.find_crash_place,
     endings.find_lone_sigterm,
     endings.drop_cancelled_steps,
     missing_files.find_missing_folder,

@@ -87,12 +87,18 @@ class Scene:
     @cached_property
     def last_words(self) -> tuple[LogLine, ...]:
         """The last few lines of each source before its launcher reported an end."""
-        words: list[LogLine] = []
-        for source in dict.fromkeys(line.source for line in self.lines):
-            own = [line for line in self.lines if line.source == source]
-            end = next((place for place, line in enumerate(own) if line.agent or ENDED.search(line.text)), None)
-            words += [line for line in own[:end] if not NOISE.search(line.text)][-LAST_WORDS:]
-        return tuple(words)
+        sources = dict.fromkeys(line.source for line in self.lines)
+        return tuple(line for source in sources for line in self._words_before_end(source)[-LAST_WORDS:])
+
+    def last_words_of(self, source: str, rank: int | None) -> tuple[LogLine, ...]:
+        """The same of one source, without the lines that are surely of another rank."""
+        words = [line for line in self._words_before_end(source) if line.rank in (None, rank)]
+        return tuple(words[-LAST_WORDS:])
+
+    def _words_before_end(self, source: str) -> list[LogLine]:
+        own = [line for line in self.lines if line.source == source]
+        end = next((place for place, line in enumerate(own) if line.agent or ENDED.search(line.text)), None)
+        return [line for line in own[:end] if not NOISE.search(line.text)]
 
     @cached_property
     def last_lines(self) -> Mapping[tuple[object, ...], LogLine]:

@@ -58,12 +58,17 @@ RENDEZVOUS_PORT = (
     '  File "/v/site-packages/torch/distributed/rendezvous.py", line 199, in _create_c10d_store\n'
     "RuntimeError: The server socket has failed to listen: Address already in use\n"
 )
+CRASH = (
+    'Fatal Python error: Segmentation fault\n\nThread 0x00007f01 (most recent call first):\n  File "/w/a.py", line 7 '
+    "in feed\n\nCurrent thread 0x00007f02 (most recent call first):\n"
+    '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n  File "/w/train.py", line 20 in main\n'
+)
 NO_COMMAND = (
     'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    subprocess.run(["git", "log"])\n'
     '  File "/usr/lib/python3.11/subprocess.py", line 1955, in _execute_child\n    raise child_exception_type(errno)\n'
     "FileNotFoundError: [Errno 2] No such file or directory: 'git'\n"
 )
-REFUSED_FILE = "_pickle.UnpicklingError: Weights only load failed. Use torch.serialization.add_safe_globals([Config]) to allow it\n"
+REFUSED_FILE = "_pickle.UnpicklingError: Weights only load failed. Use torch.serialization.add_safe_globals([C])\n"
 STEPS = "step 1 loss 2.1\nstep 2 loss 2.0\nstep 3 loss 1.9\n"
 FAILED = (
     "failed (exitcode: {code}) local_rank: {local} (pid: {pid}) of binary: python\n"
@@ -186,6 +191,7 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
     ),
     own_calls.find_unset_variable: (Case({"a": tag(0, NOT_SET)}), set(), set()),
     own_calls.find_own_port: (Case({"a": tag(0, OWN_PORT)}), set(), set()),
+    endings.find_crash_place: (Case({"a": CRASH}), set(), set()),
     own_calls.find_missing_command: (
         Case({"a": tag(0, NO_COMMAND)}),
         {"dataset-missing 74 a 0"},

@@ -8,6 +8,7 @@ from orchestrator.diagnosis.engine import diagnose
 from orchestrator.diagnosis.transcript import parse_logs
 from orchestrator.output.finding import Finding
 
+STEPS = "step 1 loss 2.1\nstep 2 loss 2.0\nstep 3 loss 1.9"
 PEER_LOST = "RuntimeError: [/p/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:1234"
 
 
@@ -24,6 +25,7 @@ def raised(error: str, code: str = "step()", line: int = 9) -> str:
 def ended(exitcode: int, rank: int) -> str:
     """As torchrun reports it."""
     return (
+        f"failed (exitcode: {exitcode}) local_rank: {rank} (pid: 23454) of binary: /v/bin/python\n"
         f"Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-28_01:43:43\n  host      : node-a\n"
         f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {exitcode} (pid: 23454)\n  error_file: <N/A>\n"
     )
@@ -164,3 +166,26 @@ def test_a_silent_end_does_not_show_the_output_of_others() -> None:
     found = diagnose(parse_logs([("log", "\n".join([*lines, ended(3, 1)]))])).findings[0]
     assert (found.code, found.rank) == ("unknown", 1)
     assert not any("Connection closed" in text for text in found.evidence)
+
+
+def test_the_line_of_the_script_that_crashes_is_named() -> None:
+    crash = (
+        "Fatal Python error: Segmentation fault\n\n"
+        'Thread 0x00007f01 (most recent call first):\n  File "/w/other.py", line 7 in feed\n\n'
+        "Current thread 0x00007f02 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
+        '  File "/w/train.py", line 20 in main\n'
+    )
+    found = diagnose(parse_logs([("log", crash + ended(-11, 1))])).findings[0]
+    assert (found.code, found.rank) == ("worker-segfault", 1)
+    assert "train.py line 20 in main" in found.message
+    assert "PYTHONFAULTHANDLER" not in found.fix
+
+
+def test_the_last_words_of_a_rank_are_shown_in_a_joined_log() -> None:
+    lines = [f"[rank0]: {line}" for line in raised(PEER_LOST).splitlines()]
+    words = "val.csv lacks the column 'label'"
+    text = "\n".join([STEPS, words, *lines, *lines, ended(1, 1)])
+    found = diagnose(parse_logs([("log", text)])).findings[0]
+    assert (found.code, found.rank) == ("unknown", 1)
+    assert words in found.evidence

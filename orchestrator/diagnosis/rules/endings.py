@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..busy import FINISHED
 from ..scene import STEPS, STEPS_OF_TRAINING, Scene
 from ..suspects import DECISIVE, ENDING, FALLBACK, SPECIFIC, Suspect, Suspects, any_proof, map_code
+from ..tracebacks import INSTALLED
 
 SIGKILL, SIGTERM, SIGABRT = 9, 15, 6
 MEMORY_KILLS = ("host-oom-killed", "cgroup-oom-killed")
@@ -19,6 +20,10 @@ REFUSED = ENDING + 2
 UNUSED_GROUP = 20  # below it, a group that was not destroyed is only warned of
 NO_PYTHON_FRAME = re.compile(r"terminate called without an active exception.*\n(?:.*\n){1,12}?.*<no Python frame>")
 """An abort after the interpreter's end, as faulthandler shows it: gloo's threads, and no line of the script."""
+FATAL = re.compile(r"^Fatal Python error: ")
+CRASH_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
+MAX_STACKS = 400  # lines of all threads
+CRASHED_THERE = "See what that line calls, and with which data; use the same environment on all hosts."
 TERMINATED = "terminate called without an active exception"
 TIMED_OUT_COLLECTIVE = re.compile(r"caught collective operation timeout")
 REFUSES = re.compile(
@@ -49,6 +54,28 @@ def discount_overcome_trouble(suspects: Suspects, scene: Scene) -> Suspects:
     return tuple(
         replace(suspect, hint=True, confidence="low") if was_overcome(suspect) else suspect for suspect in suspects
     )
+
+
+def find_crash_place(suspects: Suspects, scene: Scene) -> Suspects:
+    """A crash for which faulthandler shows the script's own line. It changes only words."""
+
+    def explain(suspect: Suspect) -> Suspect:
+        place = _crash_place(suspect, scene) if FATAL.search(suspect.line.text) else ""
+        return replace(suspect, why=f"in {place}", fix=CRASHED_THERE) if place else suspect
+
+    return map_code(suspects, "worker-segfault", explain)
+
+
+def _crash_place(suspect: Suspect, scene: Scene) -> str:
+    """`train.py line 8 in main`, or the place in a package if the script has none."""
+    first = suspect.line
+    stream = (first.source, first.host, first.rank, first.stream)
+    lines = [line for line in scene.lines if line.number > first.number]
+    texts = [line.text for line in lines if (line.source, line.host, line.rank, line.stream) == stream][:MAX_STACKS]
+    begin = next((place for place, text in enumerate(texts) if text.startswith("Current thread ")), len(texts))
+    frames = [match for match in map(CRASH_FRAME.match, texts[begin + 1 :]) if match]
+    own = [frame for frame in frames if not INSTALLED.search(frame["file"])] or frames
+    return f"{own[0]['file'].rsplit('/', 1)[-1]} line {own[0]['line']} in {own[0]['name']}" if own else ""
 
 
 def add_rank_to_memory_kills(suspects: Suspects, scene: Scene) -> Suspects:

@@ -1,4 +1,4 @@
-"""Calls of the script itself that fail: of a variable that is not set, of a port that is in use, of a missing command. Pure."""
+"""Calls of the script itself that fail: a variable that is not set, a port in use, a missing command. Pure."""
 
 from __future__ import annotations
 
