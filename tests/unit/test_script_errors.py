@@ -63,7 +63,7 @@ def test_a_command_that_runs_the_ranks_only_shows_that_they_failed(command: str)
 DURING = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
-@pytest.mark.parametrize("error", ["KeyError: 'val_loss'", "TypeError: 'NoneType' object is not iterable"])
+@pytest.mark.parametrize("error", ["KeyError: 'val_loss'", "TypeError: not iterable"])
 def test_an_error_before_a_barrier_in_finally_is_the_cause(error: str) -> None:
     waited = "RuntimeError: [/p/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"
     found = find(
@@ -82,13 +82,15 @@ def test_the_line_of_a_dataset_that_fails_in_a_worker_of_its_loader_is_shown() -
     passed_on = raised("KeyError: Caught KeyError in DataLoader worker process 1.", "for x, y in loader:", 25)
     own = raised("KeyError: 'label'", 'row["label"]', 22).replace("Traceback", "Original Traceback", 1)
     found = find(f"{passed_on}\n{own}", raised(PEER_LOST))
-    assert found.evidence[:2] == ('File "/w/train.py", line 22, in main', "KeyError: 'label'")
+    assert "line 22" in found.evidence[0]
+    assert found.evidence[1] == "KeyError: 'label'"
 
 
 def test_the_beginning_of_a_chain_is_shown() -> None:
     cause = "\n\nThe above exception was the direct cause of the following exception:\n\n"
     found = find(raised("KeyError: 'lr'", line=7) + cause + raised("RuntimeError: Training failed"))
-    assert found.evidence == ('File "/w/train.py", line 7, in main', "KeyError: 'lr'", "RuntimeError: Training failed")
+    assert "line 7" in found.evidence[0]
+    assert found.evidence[1:] == ("KeyError: 'lr'", "RuntimeError: Training failed")
 
 
 @pytest.mark.parametrize(("size", "code"), [("256. TiB", "script-exception"), ("29.8 GiB", "host-oom-killed")])
@@ -124,7 +126,7 @@ WEIGHTS_ONLY = "_pickle.UnpicklingError: Weights only load failed. WeightsUnpick
     [
         (WEIGHTS_ONLY + "global: GLOBAL __main__.Config was not allowed.", "checkpoint-mismatch", "add_safe_globals"),
         (WEIGHTS_ONLY.replace("failed.", "failed.\n") + "operand 149", "checkpoint-corrupt", "weights_only=False"),
-        ("zipfile.BadZipFile: File is not a zip file", "checkpoint-corrupt", "Download or copy it again"),
+        ("zipfile.BadZipFile: File is not a zip file", "checkpoint-corrupt", "Git LFS"),
         ("wandb.errors.UsageError: api_key not configured (no-tty).", "script-exception", "Fix what"),
         (
             "BlockingIOError: [Errno 11] Unable to open file (unable to lock file, errno = 11)",
@@ -137,7 +139,7 @@ WEIGHTS_ONLY = "_pickle.UnpicklingError: Weights only load failed. WeightsUnpick
             "script-import-error",
             "each other",
         ),
-        ('  File "/w/a.py", line 3\nSyntaxError: invalid syntax', "script-import-error", "line that is shown"),
+        ('  File "/w/a.py", line 3\nSyntaxError: invalid syntax', "script-import-error", "python --version"),
     ],
 )
 def test_the_fix_is_that_of_the_error(error: str, code: str, fix: str) -> None:
@@ -147,7 +149,7 @@ def test_the_fix_is_that_of_the_error(error: str, code: str, fix: str) -> None:
 
 
 def test_the_reason_of_a_compiler_is_shown() -> None:
-    reason = "RuntimeError: Failed to find C compiler."
+    reason = "RuntimeError: no compiler"
     found = find(raised(f"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n{reason}"))
     assert reason in found.evidence
 
@@ -184,7 +186,7 @@ def test_the_line_of_the_script_that_crashes_is_named() -> None:
 
 def test_the_last_words_of_a_rank_are_shown_in_a_joined_log() -> None:
     lines = [f"[rank0]: {line}" for line in raised(PEER_LOST).splitlines()]
-    words = "val.csv lacks the column 'label'"
+    words = "val.csv: no label"
     text = "\n".join([STEPS, words, *lines, *lines, ended(1, 1)])
     found = diagnose(parse_logs([("log", text)])).findings[0]
     assert (found.code, found.rank) == ("unknown", 1)
