@@ -104,6 +104,8 @@ def _evidence(suspect: Suspect) -> tuple[str, ...]:
         texts += [text for text in source.lines[:EVIDENCE_LINES] if text.strip()]
     if suspect.line.text not in texts:
         texts += suspect.line.text.splitlines()
+        if suspect.exception is not None and suspect.line.text == suspect.exception.line.text:
+            texts += [text for text in suspect.exception.lines[1:] if text.strip() and text not in texts]
     return tuple(shorten(text, EVIDENCE_WIDTH) for text in texts[:EVIDENCE_LINES])
 
 

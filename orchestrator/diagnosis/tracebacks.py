@@ -41,7 +41,7 @@ CHAINED = re.compile(DURING.pattern + r"|The above exception was the direct caus
 ENDS_MESSAGE = re.compile(
     r"Traceback \(most|^\[?[IWEF]\d{3,4} |^(?:WARNING|ERROR|INFO|DEBUG)[:\s]|^-{5,}|^={5,}|^frame #"
     r"|^Exception raised from|^\S+:\d+:\d+ \[\d+\]|^terminate called|^Root Cause|^srun:|^slurmstepd"
-    r"|closing signal|^\[E ProcessGroup|^Exception (?:ignored|in thread)"
+    r"|^\"\"\"$|closing signal|^\[E ProcessGroup|^Exception (?:ignored|in thread)"
 )
 MESSAGE_LINES = 12  # that a message may have after its first
 AGENT_FRAMES = re.compile(

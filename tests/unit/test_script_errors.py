@@ -48,9 +48,12 @@ def test_a_command_of_a_rank_that_fails_is_the_cause() -> None:
 def test_an_error_after_a_command_of_a_rank_is_the_cause() -> None:
     """As of torch.utils.cpp_extension, which calls ninja."""
     chain = "\n\nThe above exception was the direct cause of the following exception:\n\n"
-    built = command_failed("['ninja', '-v']") + chain + raised("RuntimeError: Error building extension 'fused'")
+    built = (
+        command_failed("['ninja', '-v']") + chain + raised("RuntimeError: Error building extension 'fused':\nno foo.h")
+    )
     found = find(built, raised(PEER_LOST))
     assert (found.code, found.rank) == ("script-exception", 0)
+    assert "no foo.h" in found.evidence
 
 
 @pytest.mark.parametrize("command", ["['torchrun', 'train.py']", "bash run.sh", "['/v/bin/python', 'train.py']"])
@@ -191,3 +194,24 @@ def test_the_last_words_of_a_rank_are_shown_in_a_joined_log() -> None:
     found = diagnose(parse_logs([("log", text)])).findings[0]
     assert (found.code, found.rank) == ("unknown", 1)
     assert words in found.evidence
+
+
+def test_the_text_of_a_cpp_exception_is_shown() -> None:
+    thrown = "terminate called after throwing an instance of 'std::out_of_range'\n  what():  bad index 7\n"
+    found = diagnose(parse_logs([("log", thrown + ended(-6, 1))])).findings[0]
+    assert (found.code, found.rank) == ("worker-segfault", 1)
+    assert "bad index" in found.evidence[0]
+
+
+def test_a_header_that_a_compiler_lacks_is_no_data() -> None:
+    error = (
+        "RuntimeError: Error building extension 'fused':\nfused.cpp:3:10: fatal error: foo.h: No such file or directory"
+    )
+    assert find(raised(error), raised(PEER_LOST)).code == "script-exception"
+
+
+def test_an_error_in_a_pool_of_processes_is_shown_without_its_quotes() -> None:
+    cause = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+    inner = raised("KeyError: 'id'", line=7)
+    remote = f'multiprocessing.pool.RemoteTraceback: \n"""\n{inner}\n"""'
+    assert find(remote + cause + raised("KeyError: 'id'")).evidence[1:] == ("KeyError: 'id'",)
