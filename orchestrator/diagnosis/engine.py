@@ -112,7 +112,7 @@ def _evidence(suspect: Suspect) -> tuple[str, ...]:
 def _source_of(suspect: Suspect, exception: LoggedException) -> LoggedException:
     """The exception to show: of a chain the one that the suspect is about, or else its beginning."""
     sources = exception.sources
-    if suspect.code == "script-exception" or suspect.line.text == exception.line.text:
+    if suspect.code == "script-exception":
         return sources[0]
     return next((source for source in sources if suspect.line.text in source.lines), exception)
 

@@ -29,7 +29,7 @@ AGENTS = re.compile(r"closing signal|exitcode|local_rank|ChildFailedError|torch[
 # exceptions that a launcher raises about its own settings; for failed workers it has classes of its own
 REFUSAL = re.compile(r"^(?:ValueError|TypeError|KeyError|AssertionError|NotImplementedError)$")
 BROKEN = re.compile(r"EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|FileNotFoundError")
-SERVICE = re.compile(r"Connect\w*Error$")
+SERVICE = re.compile(r"(?:Connect\w*|Operational|Rpc)Error$")
 OF_RANKS = re.compile(r"(?i)torch[/.]distributed|/(?:ray|multiprocessing|deepspeed|horovod)/|gloo|nccl|c10d|tcpstore")
 ENDS = ("SystemExit", "KeyboardInterrupt")
 MAX_LINES = 8  # of an exception's message that are tried: the first half and the last half

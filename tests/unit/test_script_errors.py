@@ -106,6 +106,7 @@ def test_an_array_that_no_host_could_hold_is_a_mistake_in_its_size(size: str, co
     "error",
     [
         "ConnectionRefusedError: [Errno 111] Connection refused",
+        "psycopg2.OperationalError: connection to server at 10.0.0.3, port 5432 failed: Connection refused",
         "redis.exceptions.ConnectionError: Error 111 connecting to localhost:6379. Connection refused.",
     ],
 )
@@ -128,6 +129,7 @@ WEIGHTS_ONLY = "_pickle.UnpicklingError: Weights only load failed. WeightsUnpick
     ("error", "code", "fix"),
     [
         (WEIGHTS_ONLY + "global: GLOBAL __main__.Config was not allowed.", "checkpoint-mismatch", "add_safe_globals"),
+        ("_pickle.UnpicklingError: invalid load key, 'v'.", "checkpoint-corrupt", "git lfs pull"),
         (WEIGHTS_ONLY.replace("failed.", "failed.\n") + "operand 149", "checkpoint-corrupt", "weights_only=False"),
         ("zipfile.BadZipFile: File is not a zip file", "checkpoint-corrupt", "Git LFS"),
         ("wandb.errors.UsageError: api_key not configured (no-tty).", "script-exception", "Fix what"),
@@ -215,3 +217,10 @@ def test_an_error_in_a_pool_of_processes_is_shown_without_its_quotes() -> None:
     inner = raised("KeyError: 'id'", line=7)
     remote = f'multiprocessing.pool.RemoteTraceback: \n"""\n{inner}\n"""'
     assert find(remote + cause + raised("KeyError: 'id'")).evidence[1:] == ("KeyError: 'id'",)
+
+
+def test_an_expected_error_before_the_one_that_is_known_is_not_shown() -> None:
+    killed = raised("RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.")
+    found = find(raised("_queue.Empty", "q.get()") + DURING + killed)
+    assert found.code == "worker-sigkilled"
+    assert not any("Empty" in text for text in found.evidence)

@@ -27,6 +27,11 @@ LOOK = (
     "Look at its beginning (head -c 100 FILE): a web page or a Git LFS pointer is a failed download. If you trust the "
     "file, pass weights_only=False."
 )
+NO_BEGINNING = re.compile(r"invalid load key|HeaderToo(?:Large|Small)|InvalidHeader")
+LOOK_FIRST = (
+    "Look at its beginning (head -c 100 FILE): a web page or a Git LFS pointer (`git lfs pull`) is a failed download. "
+    "If it is a checkpoint of this run, use the previous one, and write checkpoints to a temporary name, then rename."
+)
 DATA = "A file that the script reads is truncated, empty, or of another kind."
 COPY_AGAIN = (
     "Download or copy it again, and look at its beginning (head -c 100 FILE): it may be a web page or a Git LFS "
@@ -51,6 +56,8 @@ def _explain(suspect: Suspect) -> Suspect:
         if OTHER_OBJECTS.search(text):
             return replace(suspect, code="checkpoint-mismatch", meaning=REFUSES, fix=ALLOW)
         return replace(suspect, meaning=NO_CHECKPOINT, fix=LOOK)
+    if suspect.code == "checkpoint-corrupt" and NO_BEGINNING.search(text):
+        return replace(suspect, fix=LOOK_FIRST)
     frames = "\n".join(frame for source in sources for frame in source.frames)
     if suspect.code == "checkpoint-corrupt" and OF_DATA.search(text) and not OF_MODEL.search(f"{text}\n{frames}"):
         return replace(suspect, meaning=DATA, fix=COPY_AGAIN)
