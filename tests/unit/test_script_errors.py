@@ -224,3 +224,7 @@ def test_an_expected_error_before_the_one_that_is_known_is_not_shown() -> None:
     found = find(raised("_queue.Empty", "q.get()") + DURING + killed)
     assert found.code == "worker-sigkilled"
     assert not any("Empty" in text for text in found.evidence)
+
+
+def test_an_error_without_a_message_is_shown_once() -> None:
+    assert find(raised("TimeoutError", "q.get(timeout=5)")).evidence[1:] == ("TimeoutError",)
