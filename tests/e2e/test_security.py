@@ -269,7 +269,7 @@ print(json.dumps(answers))
 
 def test_another_user_reads_nothing_and_disturbs_nothing(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct", "secrets": ["TOKEN"]})
-    run_id = start(lab2, inventory, "--", script(lab2, COUNTER), "200", "0.05", env={"TOKEN": "correct-horse"})
+    run_id = start(lab2, inventory, "--", script(lab2, COUNTER), "600", "0.05", env={"TOKEN": "correct-horse"})
     wait_for_state(lab2, inventory, run_id, "running")
     head = lab2.hosts[0]
     found, readable = json.loads(head.run([lab2.python, "-c", ATTACK], "bob", check=True).stdout)
@@ -292,7 +292,7 @@ def test_another_user_reads_nothing_and_disturbs_nothing(lab2: Lab) -> None:
         "        except OSError: pass\n"
     )
     head.run([lab2.python, "-c", noise, head.address, *map(str, listeners)], "bob", check=True)
-    assert ok(orch(lab2, "logs", "-f", run_id, "-i", inventory)).stdout.count("count 199") == 2
+    assert ok(orch(lab2, "logs", "-f", run_id, "-i", inventory)).stdout.count("count 599") == 2
     assert runs(lab2, inventory)[run_id]["state"] == "succeeded"
     assert_clean(lab2)
 
