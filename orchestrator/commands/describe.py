@@ -11,10 +11,10 @@ from typing import Any
 from ..answers.recorded import RECORD, Record
 from ..inventory import advice
 from ..inventory.model import Inventory
-from ..output.console import fold, number_of
+from ..output.console import number_of
 from ..output.lines import Mask, presentable, rfc3339, whole_seconds
 from ..plan.run_program import without_program
-from ..runs import recent, registry, timeline
+from ..runs import recent, registry, timeline, waiting
 from ..ui.event_rows import fold_ends
 from .context import (
     credentials_of,
@@ -124,7 +124,7 @@ def _lines(page: Mapping[str, Any], all_events: str, missing: Sequence[str] = ()
     rows = {
         "Run": page["run_id"] if page["name"] == page["run_id"] else f"{page['name']} ({page['run_id']})",
         "State": page["state"] + attempts,
-        "Waits for": page["waits"] and f"{fold(page['waits']['hosts'])}, until {whole_seconds(page['waits']['until'])}",
+        "Waits for": page["waits"] and waiting.describe(**page["waits"]),
         "Started": f"{whole_seconds(page['started_at'])} by {page['by']}",
         "Ended": page["ended_at"] and whole_seconds(page["ended_at"]),
         "First failure": page["first_failure"],

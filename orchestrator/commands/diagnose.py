@@ -22,9 +22,9 @@ from ..inventory.model import Host, Inventory
 from ..output import span
 from ..output.console import Console, fold, wants_colour
 from ..output.finding import SourceCode, find_nothing
-from ..output.lines import Mask, rfc3339, whole_seconds
+from ..output.lines import Mask, rfc3339
 from ..output.span import Span
-from ..runs import diagnose, local_code, recent, timeline
+from ..runs import diagnose, local_code, recent, timeline, waiting
 from ..runs.follow import span_by_clock_of
 from .context import (
     RunLookup,
@@ -110,8 +110,7 @@ def _show(
     if not as_json and (run.unfinished or not diagnosis.findings):
         what_to_do = ""
         if run.state == "waiting":
-            until = f", until {whole_seconds(rfc3339(run.waits.until))}" if run.waits else ""
-            for_whom = f"{fold(run.waits.hosts)}{until}" if run.waits else "a host"
+            for_whom = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else "a host"
             what_to_do = f" for {for_whom}. If a host was rebooted: {about.command('revive')}"
         elif run.unfinished:
             what_to_do = (

@@ -93,7 +93,7 @@ def gather_and_diagnose(
     newest_ended = attempt if verdict is None and restarting else attempt - 1
     earlier = _earlier_causes(lines, evidence, newest_ended, span, same_code=same_code)
     if any(_may_be_of_others(finding) for _, finding in earlier):
-        events = _recorded_events(run_id, run_hosts, fleet)
+        events = _recorded_events(run_id, nodes, head, run_hosts, fleet)
         lost = timeline.lost_first(events, next(iter(parts.values())).hosts)
         drained = timeline.drained_attempts(events)
         earlier = tuple(cause for cause in earlier if cause[0] not in drained)
@@ -136,14 +136,17 @@ def _name_lost(
     )
 
 
-def _recorded_events(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> Sequence[Event]:
-    """The events of the run, as the host knows them that has recorded most."""
+def _recorded_events(
+    run_id: str, nodes: Mapping[str, int], head: int, hosts: Sequence[Host], fleet: Fleet
+) -> Sequence[Event]:
+    """The events of the run, as `events` shows them."""
 
     def ask(_: Host, session: Session) -> Record:
         return session.request(RECORD, {"run_id": run_id})
 
-    records = fleet.each(hosts, ask, "asking for the events").done.values()
-    return max((record.events for record in records), key=len, default=())
+    records = fleet.each(hosts, ask, "asking for the events").done
+    source = timeline.source(nodes, head, records)
+    return records[source].events if source else ()
 
 
 def _ended_in(span: Span, verdict: Verdict, parts: Mapping[str, Part]) -> bool:
