@@ -8,11 +8,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 from ..gang import gang_events
 from ..host import network, processes, state
 from ..link import messages
-from ..ranks import contained, launch
+from ..ranks import contained, fifos, launch
 from ..ranks.container_remover import ContainerRemover
 from ..ranks.preloader import Preloader
 from ..ranks.spawner import Spawner
-from ..ranks.tree import Helpers, Tree, make_fifos
+from ..ranks.tree import Helpers, Tree
 from .past import Past, first_place
 
 TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
@@ -123,7 +123,7 @@ class Attempts:
         state.replace(self._path("rank.json"), rank_job)
         ranks = range(order.first_rank, order.first_rank + spec["nproc"])
         sources = [str(rank) for rank in ranks] + (["agent"] if spec["agent_argv"] else [])
-        self._keepers[order.attempt] = make_fifos(paths.fifo, order.attempt, sources)
+        self._keepers[order.attempt] = fifos.make(paths.fifo, order.attempt, sources)
         if not spec["agent_argv"]:
             tree.direct(order.first_rank)
         self._follow(tree)
@@ -225,7 +225,7 @@ class Attempts:
 
     def on_rank_exit(self, handle: int) -> None:
         if self.tree is not None and handle in self.tree.descriptors():
-            self.tree.rank_ended(handle)
+            self.tree.take_ended()
 
     def on_child_exit(self, pid: int, status: int) -> None:
         """Handle the exit of any child of the guard but the recorder."""

@@ -7,9 +7,11 @@ Nothing is ever chosen by its name, its port or its command line.
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import pwd
 import signal
+import struct
 import sys
 from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
@@ -17,6 +19,9 @@ MARK = "DDP_ORCH_RUN_ID"
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 # the same numbers on x86-64 and aarch64; in os and signal only since 3.9
 SYS_PIDFD_SEND_SIGNAL, SYS_PIDFD_OPEN = 424, 434
+# From linux/pidfd.h. The request's number holds the size of the oldest struct pidfd_info: 64 bytes.
+PIDFD_GET_INFO, PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3
+_PIDFD_INFO = struct.Struct("=Q52xi")  # mask and exit_code
 LONGEST_STAT = 4096  # bytes of /proc/PID/stat: a name of at most 64 and 50 numbers
 LOOK_SHARE = 20  # while processes end, looking for them may take 5 % of a core
 
@@ -242,6 +247,23 @@ def pidfd(process: Process) -> Optional[int]:
         os.close(handle)
         return None
     return handle
+
+
+def status_of_ended(process: Process, handle: int) -> Optional[int]:
+    """How a process ended, as wait() gives it. None if its parent has reaped it and the kernel forgets: before 6.15.
+
+    `handle`: its pidfd, which is readable.
+    """
+    zombie = stat(process.pid)
+    if zombie is not None and zombie.process == process and zombie.state in "ZX":
+        return zombie.exit_status
+    info = bytearray(_PIDFD_INFO.pack(PIDFD_INFO_EXIT, 0))
+    try:
+        fcntl.ioctl(handle, PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    mask, status = _PIDFD_INFO.unpack(info)
+    return int(status) if mask & PIDFD_INFO_EXIT else None
 
 
 def send(process: Process, number: int) -> bool:

@@ -10,6 +10,7 @@ contained          starts a command in a container, and is the first process the
 container_engine   what the tree must know of the engine that starts containers
 container_remover  removes what is left of containers, in a process of its own
 tree               starts, watches and stops all of them
+fifos              through which the recorder gets the output of ranks
 rank_failure       what is known of a process that has failed
 stacks             prints the stacks of ranks that hang
 """

@@ -6,7 +6,6 @@ zombie's exit status.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -19,27 +18,11 @@ from . import job, rank_failure
 from .container_engine import ContainerEngine, status_of_command
 from .launch import Job
 
-F_SETPIPE_SZ = 1031
-PIPE_SIZE = 1024 * 1024  # what ranks can write while the recorder is being restarted
 TORCHRUN_PATIENCE = 30.0  # s from its SIGTERM to its SIGKILL, which the other ranks get when one has failed
 BARRIER_PATIENCE = 3.0  # s that torchrun may outlive its ranks when we stop it: in its exit barrier it ignores SIGTERM
 UNKILLABLE_AFTER = 10.0  # s after KILL until a process counts as unkillable (stuck in the kernel)
 LEFTOVER_GRACE = 5.0  # s for what a rank left behind when it ended well
 COMMAND_MOST = 200  # characters of a command in the records
-
-
-def make_fifos(folder: str, attempt: int, sources: List[str]) -> Dict[str, int]:
-    """The FIFOs of an attempt, by path. The returned descriptors keep their bytes alive when other processes die."""
-    keepers = {}
-    for source in sources:
-        for channel in ("out", "err"):
-            path = os.path.join(folder, "%d.%s.%s" % (attempt, source, channel))
-            os.mkfifo(path, 0o600)
-            keeper = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: 64 KiB will do
-                fcntl.fcntl(keeper, F_SETPIPE_SZ, PIPE_SIZE)
-            keepers[path] = keeper
-    return keepers
 
 
 class Helpers(NamedTuple):
@@ -140,9 +123,11 @@ class Tree:
             handle = processes.pidfd(process)
         except OSError:
             return  # no pidfd on this host: torchrun's own exit will tell, later
+        self._seen_ranks = True
         if handle is not None:
             self._ranks[handle] = (process, rank)
-            self._seen_ranks = True
+        else:
+            self._miss(rank, process.pid)
 
     # watching
 
@@ -173,14 +158,28 @@ class Tree:
     def descriptors(self) -> List[int]:
         return list(self._ranks)
 
-    def rank_ended(self, handle: int) -> None:
-        process, rank = self._ranks.pop(handle)
-        os.close(handle)
-        status = processes.stat(process.pid)
-        if status is None or status.process != process or status.state not in "ZX":
-            self._unseen = rank, process.pid, time.monotonic()
-            return
-        self._rank_done(rank, status.exit_status, process.pid)
+    def take_ended(self) -> None:
+        """Take in the ranks that have ended. Those that torchrun may have stopped come last: another one is why."""
+        ended = select.poll()  # not select(): a descriptor may be above its 1024
+        for handle in self._ranks:
+            ended.register(handle, select.POLLIN)
+        seen = []
+        for handle, _ in ended.poll(0):
+            process, rank = self._ranks.pop(handle)
+            status = processes.status_of_ended(process, handle)
+            os.close(handle)
+            if status is None:
+                self._miss(rank, process.pid)
+            else:
+                seen.append((rank, status, process.pid))
+        for rank, status, pid in sorted(seen, key=lambda one: rank_failure.describe(one[1])[1] == "SIGTERM"):
+            self._rank_done(rank, status, pid)
+
+    def _miss(self, rank: int, pid: int) -> None:
+        """Keep the first: torchrun stops the others because of it."""
+        now = time.monotonic()
+        if self._unseen is None or now - self._unseen[2] > TORCHRUN_PATIENCE:
+            self._unseen = rank, pid, now
 
     def _rank_done(self, rank: int, status: int, pid: int) -> None:
         if rank in self._ended_ranks:
@@ -198,11 +197,7 @@ class Tree:
             return False
         if self._engine is not None:
             status = status_of_command(status)
-        ended = select.poll()  # not select(): a descriptor may be above its 1024
-        for handle in self._ranks:
-            ended.register(handle, select.POLLIN)
-        for handle, _ in ended.poll(0):
-            self.rank_ended(handle)
+        self.take_ended()
         self._statuses[label] = status
         if label != "agent":
             self._rank_done(self._first_rank + int(label), status, pid)
@@ -223,7 +218,8 @@ class Tree:
             return  # a consequence of our own signals
         (code, name), what = rank_failure.describe(status), ""
         sent = None if rank is None else self._sent.get(rank)
-        if rank is not None and name == "SIGTERM" and sent != signal.SIGTERM and self._report_unseen():
+        is_of_torchrun = name == "SIGTERM" and sent != signal.SIGTERM if rank is not None else code is not None
+        if is_of_torchrun and self._report_unseen():
             return
         if rank is None and code == job.SETUP_FAILED:
             what = "a line of `setup` failed"
@@ -235,11 +231,11 @@ class Tree:
         self._report(rank_failure.record(who, rank, status, pid, what, sent, self._oom_kills))
 
     def _report_unseen(self) -> bool:
-        """A rank ended by SIGTERM: report the one that torchrun reaped before it, and stops the others for, if any."""
+        """Report the rank that torchrun reaped before it stopped the others and ended, if any."""
         if self._unseen is None or time.monotonic() - self._unseen[2] > TORCHRUN_PATIENCE:
             return False
         rank, pid, _ = self._unseen
-        what = "failed, and torchrun stopped the others"
+        what = "failed; its exit code is not known"
         self._report(rank_failure.record("rank %d" % rank, rank, None, pid, what, None, self._oom_kills))
         return True
 
