@@ -140,8 +140,11 @@ def order_is_valid(state: State, beat: Beat, at: float) -> bool:
 
 def _authority_base(state: State, at: float) -> float:
     """When the newest beat was sent that a majority has acknowledged. The head has always heard itself."""
-    others = sorted((state.acknowledged[node] for node in state.voters - {state.config.node}), reverse=True)
-    return [at, *others][state.quorum - 1]
+    if state.quorum == 1:
+        return at
+    others = [state.acknowledged[node] for node in state.voters if node != state.config.node]
+    others.sort(reverse=True)
+    return others[state.quorum - 2]
 
 
 def _lead(state: State, at: float) -> State:

@@ -57,6 +57,14 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, b"".join(parts), "sha256")
 
 
+def _message_mac(keyed: hmac.HMAC, number: int, body: bytes) -> bytes:
+    """`keyed`: with the key and nothing else. Its copy costs half of a new one where it counts: on an idle host."""
+    mac = keyed.copy()
+    mac.update(_COUNT.pack(number))
+    mac.update(body)
+    return mac.digest()
+
+
 class Link:
     """One end of a connection. Never blocks: `receive` when its descriptor is readable, `flush` when writable."""
 
@@ -80,7 +88,7 @@ class Link:
         self._in = bytearray()
         self._out = bytearray()
         self._received = self._sent = 0
-        self._in_key = self._out_key = b""
+        self._in_mac = self._out_mac = hmac.new(b"", digestmod="sha256")
         if dialled is None:
             self._out += self._nonce
 
@@ -101,7 +109,7 @@ class Link:
         """Send bytes as they are. Who sends other than JSON has no use for `receive`."""
         if not self.ready:
             return
-        self._out += _LENGTH.pack(len(body)) + body + _mac(self._out_key, _COUNT.pack(self._sent), body)
+        self._out += _LENGTH.pack(len(body)) + body + _message_mac(self._out_mac, self._sent, body)
         self._sent += 1
         self.flush()
 
@@ -178,9 +186,10 @@ class Link:
         self._agree(proof)
 
     def _agree(self, proof: bytes) -> None:
-        to_acceptor, to_dialer = _mac(self._key, b"to acceptor", proof), _mac(self._key, b"to dialer", proof)
+        keys = [_mac(self._key, direction, proof) for direction in (b"to acceptor", b"to dialer")]
+        to_acceptor, to_dialer = [hmac.new(key, digestmod="sha256") for key in keys]
         accepted = self._dialled is None
-        self._in_key, self._out_key = (to_acceptor, to_dialer) if accepted else (to_dialer, to_acceptor)
+        self._in_mac, self._out_mac = (to_acceptor, to_dialer) if accepted else (to_dialer, to_acceptor)
         self.ready = True
         self.heard_at = time.monotonic()
 
@@ -195,7 +204,7 @@ class Link:
             return None
         raw = self._take(_LENGTH.size + length + _MAC) or b""
         body, mac = raw[_LENGTH.size : -_MAC], raw[-_MAC:]
-        if not hmac.compare_digest(mac, _mac(self._in_key, _COUNT.pack(self._received), body)):
+        if not hmac.compare_digest(mac, _message_mac(self._in_mac, self._received, body)):
             raise LinkClosed("a message that is not authentic")
         self._received += 1
         self.heard_at = time.monotonic()

@@ -67,10 +67,10 @@ class ElectedHead(HeadLink):
         self._nodes.clear()
 
     def due(self) -> float:
-        """While nothing happens, it wakes for the beats of the election only."""
+        """While nothing happens, it wakes for the beats of the election only, and looks at all else at every other."""
         config = self._voter.state.config
         if self._is_settled() and self._watch.longest_silence(self._expected(), time.monotonic()) < 2 * config.beat:
-            return min(BEAT, config.beat)
+            return 2 * min(BEAT, config.beat)
         return super().due()
 
     def _is_settled(self) -> bool:
@@ -78,7 +78,7 @@ class ElectedHead(HeadLink):
             self._looked_at = self._state
             starts = any(node.phase is NodePhase.JOINED for node in self._state.members)
             self._runs = self._state.phase is Phase.RUNNING and not starts
-        return self._runs
+        return self._runs and not self._finisher.is_at_work
 
     # messages
 

@@ -46,6 +46,11 @@ class Finisher:
         """`request`: as `messages.status` gives it."""
         self._finish.ask(request["by"], at, can_save=request["can_save"])
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the run is to stop, and waits for its snapshot."""
+        return self._finish.request is not None
+
     def hear_holds(self, node: int, count: int, at: float) -> None:
         """How many requests to hold the run a node has counted."""
         self._tie.hear(node, count, at)
