@@ -14,9 +14,8 @@ from ..ranks.preloader import Preloader
 from ..ranks.spawner import Spawner
 from ..ranks.tree import Helpers, Tree
 from .past import Past, first_place
+from .process_record import ProcessRecord
 
-TREE_RECORD_EVERY = 2.0  # s between records of the tree's processes, or longer where looking is expensive
-TREE_RECORD_SHARE = 4000  # looking at the processes may take 0.025 % of a core
 STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
 EXTEND_AFTER = 20.0  # s of an attempt, whose own imports come first, until the preloader imports what the script does
 MOST_FAILURES = 128  # of all attempts: they are in every record of the run
@@ -74,8 +73,7 @@ class Attempts:
         self._tree_due = 0.0
         self._extend_at = float("inf")
         self._pending: Optional[PendingStop] = None
-        self._recorded: Any = None
-        self._record_at = 0.0
+        self._record = ProcessRecord(self._path("procs.json"))
 
     @property
     def number(self) -> int:
@@ -106,7 +104,7 @@ class Attempts:
             self._follow(tree)
             self._add_start_failure(error)
             self._write_state()
-        self._record_at = time.monotonic() + 0.2
+        self._record.due_at = time.monotonic() + 0.2
 
     def _start_processes(self, tree: Tree, order: gang_events.Run) -> None:
         spec = self._spec
@@ -282,7 +280,7 @@ class Attempts:
     def due_at(self) -> float:
         due = [self._extend_at]
         if self.tree is not None:
-            due += [self._tree_due] if self.tree.outcome is not None else [self._tree_due, self._record_at]
+            due += [self._tree_due] if self.tree.outcome is not None else [self._tree_due, self._record.due_at]
         if self._pending is not None:
             due.append(self._pending.at)
         return min(due)
@@ -303,8 +301,8 @@ class Attempts:
                 self._outcome_is_sent = True
                 self._write_state()
                 self._send_status()
-            elif tree.outcome is None and now >= self._record_at:
-                self._record_processes()
+            elif tree.outcome is None and now >= self._record.due_at:
+                self._record.update(tree)
 
     def _add_start_failure(self, error: OSError) -> None:
         failure = {"rank": None, "exit_code": None, "signal": None, "pid": None}
@@ -326,21 +324,6 @@ class Attempts:
         if user in (None, os.geteuid()):
             return ""
         return "; port %d is held by another user (uid %d)" % (self._rdzv_port, user or 0)
-
-    def _record_processes(self) -> None:
-        """Write down which processes are ours: a sweep after a killed guard finds them without their mark too."""
-        begun = time.thread_time()  # what it costs us, not what others take meanwhile
-        members = sorted(self.tree.members()) if self.tree else []
-        if members != self._recorded:
-            try:  # it is of no use after a power loss, so nobody waits for the disk
-                ranks = [(process.pid, rank) for rank, process in self.tree.ranks()] if self.tree else []
-                record = {"boot_id": state.boot_id(), "processes": members, "ranks": ranks}
-                state.replace(self._path("procs.json"), record)
-                self._recorded = members
-            except OSError:
-                pass  # a full disk; the mark still finds them, and the next try may succeed
-        cost = time.thread_time() - begun
-        self._record_at = time.monotonic() + max(TREE_RECORD_EVERY, cost * TREE_RECORD_SHARE)
 
     # stopping
 
