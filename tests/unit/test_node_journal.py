@@ -394,6 +394,29 @@ def test_the_segment_that_is_being_written_is_kept_whatever_the_limit(tmp_path: 
             "ValueError: 7",
         ),
         (
+            b'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    loss.backward()\n'
+            b"torch.AcceleratorError: CUDA error: device-side assert triggered\nCUDA kernel errors might be reported\n"
+            b"For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA`.\n\n",
+            "torch.AcceleratorError: CUDA error: device-side assert triggered ... Compile with `TORCH_USE_CUDA_DSA`.",
+        ),
+        (
+            b'[rank1]: Traceback (most recent call last):\n[rank1]:   File "a.py", line 3, in load\n'
+            b"[rank1]: RuntimeError: Error(s) in loading state_dict for Net:\n[rank1]: \tsize mismatch for fc.weight\n",
+            "RuntimeError: Error(s) in loading state_dict for Net: ... size mismatch for fc.weight",
+        ),
+        (
+            b'Traceback (most recent call last):\n  File "a.py", line 3\nKeyError: 7\n'
+            + b"skipped\n" * 20
+            + b"no data\n",
+            "no data",
+        ),
+        (
+            b'Traceback (most recent call last):\n  File "a.py", line 3\nKeyError: 7\n\nDuring handling of the above '
+            b'exception, another exception occurred:\n\nTraceback (most recent call last):\n  File "b.py", line 9\n'
+            b"ValueError: no column 7\nwandb: Find logs at: wandb/run-1/logs\n",
+            "ValueError: no column 7 ... wandb: Find logs at: wandb/run-1/logs",
+        ),
+        (
             b"ValueError: 7\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n",
             "ValueError: 7",
         ),

@@ -2,6 +2,7 @@
 
 recorder         its loop
 journal          the log: pieces of output with their times
+last_words       what the last lines of a rank say of why it ended
 history          samples of this host, for `report`
 upkeep           protects the files of the run from cleaners of old files
 health_check     measures the health of this host in a process of its own

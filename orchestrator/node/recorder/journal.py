@@ -15,19 +15,17 @@ segment and never only in memory, and the segment's length, not the index, says 
 import ctypes
 import errno
 import os
-import re
 import struct
 import time
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from .last_words import last_words_of
+
 RECORD = struct.Struct("<Qq")
-# of torch itself, such as a failed reverse lookup: never why a process ended
-C10D_WARNING = re.compile(r"\[W(?:\d{4} |\s*\w+\.cpp)")
-RANK_PREFIX = re.compile(r"\[rank\d+\]:\s*")  # torch puts it before each line of a traceback, and before its warnings
-HYDRA_HINT = "Set the environment variable HYDRA_FULL_ERROR=1"  # hydra's last line, whatever the error
 SEGMENT = 64 * 1024 * 1024
 SEGMENT_LEAST = 256 * 1024
 PIECE = 1024 * 1024
+TAIL = 16 * 1024  # bytes of a stream that are searched for the reason why its process ended
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SPLICE_F_MOVE, SPLICE_F_NONBLOCK = 1, 2
 
@@ -63,26 +61,13 @@ class Stream(NamedTuple):
         return {"out": "stdout", "err": "stderr"}[self.channel] if self.source.isdigit() else "agent"
 
 
-# by a process that ended, after an exception or not, while a thread of its libraries was running
-ABORTED_AT_EXIT = "terminate called without an active exception"
-EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt|Warning)\b")  # the last line of a traceback
-
-
 class Segment(NamedTuple):
     start: int
     path: str  # without its extension
 
 
-TORCHRUN_ROOT = re.compile(r"(?:rank|exitcode)\s*: ")
-RULE = re.compile(r"([=*#_-])\1{3,}$")
-
-
 def last_words(folder: str, stream: Stream) -> str:
-    """The last line of a stream that says what happened, at most 300 characters, without torch's `[rankN]:`.
-
-    Of a crash it is the line before the dump of stacks, of hydra the line before its hint, of torchrun's report what it
-    takes for the first failure.
-    """
+    """What the end of a stream says of why the process ended; "" if it says nothing."""
     parts = segments(folder).get(stream)
     if not parts:
         return ""
@@ -91,25 +76,9 @@ def last_words(folder: str, stream: Stream) -> str:
 
 
 def _last_words(file: int) -> str:
-    text = os.pread(file, 4096, max(0, os.fstat(file).st_size - 4096)).decode("utf-8", "backslashreplace")
-    lines = [RANK_PREFIX.sub("", line.strip(), 1) for line in text.splitlines()]
-    lines = [line for line in lines if line and not C10D_WARNING.match(line) and not line.startswith(HYDRA_HINT)]
-    lines = [
-        line
-        for number, line in enumerate(lines)
-        if line != ABORTED_AT_EXIT or not (number and EXCEPTION.match(lines[number - 1]))
-    ]
-    for number, line in enumerate(lines):
-        if line.startswith("Fatal Python error:"):  # Python's faulthandler: stacks and modules follow
-            before = lines[number - 1] if number else ""
-            aborted = before.startswith(("terminate called", "what():")) or EXCEPTION.match(before)
-            return lines[number - 1 if aborted else number][:300]
-    for number, line in enumerate(lines):
-        if line.startswith("Root Cause (first observed failure)"):
-            told = [line for line in lines[number:] if TORCHRUN_ROOT.match(line)]
-            return " ".join(", ".join(told).split())[:300] or line
-    words = [line for line in lines if not RULE.match(line)]
-    return words[-1][:300] if words else ""
+    return last_words_of(
+        os.pread(file, TAIL, max(0, os.fstat(file).st_size - TAIL)).decode("utf-8", "backslashreplace")
+    )
 
 
 def segments(folder: str) -> Dict[Stream, List[Segment]]:
