@@ -13,7 +13,7 @@ from ..inventory.model import Host, Inventory
 from ..output import span
 from ..output.console import Console
 from ..output.lines import presentable, rfc3339, whole_seconds
-from ..runs import registry, timeline
+from ..runs import registry, timeline, waiting
 from ..runs.follow import clock_ahead
 from ..ui.event_rows import fold_ends
 from .context import find_run, load_inventory_of_run, make_mask, open_fleet, stderr_console
@@ -49,6 +49,7 @@ def events(
     else:
         for row in fold_ends(rows):
             print(f"{whole_seconds(str(row['at']))}  {row['seconds']:>9.1f} s  {row['what']}")
+        waiting.note(lookup.run, console)
     return 0
 
 

@@ -48,6 +48,7 @@ def fail(run: Trial, host: Host) -> None:
 def assert_waits(run: Trial, code: str) -> None:
     run.wait_for(f"[{code}]")
     wait_until(lambda: run.fact()["state"] == "waiting", 20, "ps shows that the run waits")
+    assert "waits for node-1 until" in ok(orch(run.lab, "events", "-i", run.inventory, run.run_id)).stderr
 
 
 def end(lab: Lab, run: Trial) -> None:
