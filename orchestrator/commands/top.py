@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TextIO
@@ -14,6 +14,7 @@ from typing import TextIO
 from ..answers.recorded import SAMPLE
 from ..errors import OrchError, UnreachableError
 from ..hosts.fleet import Fleet, wrap_unexpected
+from ..inventory import model
 from ..inventory.model import Host
 from ..output.console import wants_colour
 from ..output.lines import Mask
@@ -31,16 +32,32 @@ FIRST_SAMPLE_TIMEOUT = 5.0  # s, if only one table is printed
 class Watcher:
     """Samples every host repeatedly. Each host has a thread, so that a hanging host does not delay the others."""
 
-    def __init__(self, fleet: Fleet, hosts: Sequence[Host], run_id: str, nodes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        hosts: Sequence[Host],
+        run_id: str,
+        nodes: Mapping[str, int],
+        find_host: Callable[[str], Host | None],
+    ) -> None:
+        """`find_host`: finds a host that is added to the run later."""
+        self.hosts: list[Host] = []
         self.news = ""
         """What became of a host that has come back without a guard."""
         self._fleet = fleet
         self._run_id = run_id
-        self._rows = {host.name: BoardRow(host.name, node=nodes.get(host.name)) for host in hosts}
-        self._reviver = Reviver(run_id, nodes, hosts, fleet, self._tell, self._tell)
+        self._find_host = find_host
+        self._nodes = dict(nodes)
+        self._rows: dict[str, BoardRow] = {}
+        self._reviver = Reviver(run_id, self._nodes, self.hosts, fleet, self._tell, self._tell)
         self._stopped = threading.Event()
         for host in hosts:
-            threading.Thread(target=self._watch, args=(host,), name="top", daemon=True).start()
+            self._begin(host)
+
+    def _begin(self, host: Host) -> None:
+        self.hosts.append(host)
+        self._rows[host.name] = BoardRow(host.name, node=self._nodes.get(host.name))
+        threading.Thread(target=self._watch, args=(host,), name="top", daemon=True).start()
 
     def rows(self) -> list[BoardRow]:
         """The newest state of all hosts, in their order."""
@@ -63,8 +80,19 @@ class Watcher:
             self._rows[host.name] = replace(row, trouble=str(failure).removeprefix(f"{host.name}: "))
         else:
             self._rows[host.name] = BoardRow(host.name, without_harmless(now), previous=row.now, node=row.node)
+            if now.run is not None and now.run.node == now.run.head == row.node:
+                self._add_new(now.run.hosts)
             if self._misses_guard(row) and self._misses_guard(self._rows[host.name]):
                 self._reviver.revive(host)  # not at the first look: the recorder may start a guard by itself
+
+    def _add_new(self, names: Sequence[str]) -> None:
+        """Show hosts that were added to the run. `names`: all its hosts, by node number, as its head tells."""
+        for node, name in enumerate(names):
+            if node in self._nodes.values() or name in self._nodes:
+                continue
+            self._nodes[name] = node
+            if (host := self._find_host(name)) is not None:
+                self._begin(host)
 
     def _misses_guard(self, row: BoardRow) -> bool:
         goes_on = any(other.part is not None and other.part.unfinished for other in list(self._rows.values()))
@@ -88,13 +116,14 @@ def top(run_name: str | None, inventory_path: str | None, hosts: str | None) -> 
         same_name.note_choice(run, listing, run_name, inventory, console)
         mask = make_mask(inventory, run, console)
         of_run = [host for host in inventory.machines if host.name in run.parts or host.name in run.missing_hosts]
-        watcher = Watcher(fleet, of_run, run.run_id, run.all_nodes)
+        find_host = partial(model.find_new_host, inventory, variables=os.environ)
+        watcher = Watcher(fleet, of_run, run.run_id, run.all_nodes, find_host)
         try:
             # rich draws no board on a dumb terminal
             if sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb":
                 from .top_live import LiveBoard
 
-                LiveBoard(watcher, run, fleet, of_run, inventory.path, mask, console).show()
+                LiveBoard(watcher, run, fleet, inventory.path, mask, console).show()
             else:
                 _print_once(watcher, run.run_id, mask)
         except KeyboardInterrupt:

@@ -7,7 +7,7 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -63,6 +63,7 @@ HELP = """\
 class Source(Protocol):
     """Gives the newest state of all hosts."""
 
+    hosts: list[Host]
     news: str
     """Something to tell the user; "" if there is nothing."""
 
@@ -77,7 +78,6 @@ class LiveBoard:
         source: Source,
         run: registry.Run,
         fleet: Fleet,
-        hosts: Sequence[Host],
         inventory: str,
         mask: Mask,
         console: Console,
@@ -85,7 +85,6 @@ class LiveBoard:
         self._source = source
         self._run = run
         self._fleet = fleet
-        self._hosts = hosts
         self._inventory = inventory
         self._mask = mask
         self._console = console
@@ -183,10 +182,10 @@ class LiveBoard:
             keys = f"{self._source.news}   {keys}"
         if not self._pattern:
             return keys
-        return f"only {self._pattern}: {len(self._selected_hosts())} of {len(self._hosts)} hosts   {keys}"
+        return f"only {self._pattern}: {len(self._selected_hosts())} of {len(self._source.hosts)} hosts   {keys}"
 
     def _selected_hosts(self) -> set[str]:
-        names = [host.name for host in self._hosts]
+        names = [host.name for host in self._source.hosts]
         return set(pick(names, self._pattern) if self._pattern else names)
 
     def _log(self) -> None:
@@ -229,7 +228,7 @@ class LiveBoard:
             return
         self._console.note("stopping the run gracefully ...")
         targets = ending.KillTargets(runs=(self._run.run_id,), run_grace=self._run.grace, lease=self._run.lease)
-        ending.kill(self._fleet, self._hosts, targets, grace=None, by="top")
+        ending.kill(self._fleet, self._source.hosts, targets, grace=None, by="top")
 
     @staticmethod
     def _ask(question: str) -> str:

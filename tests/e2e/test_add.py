@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import select
 
+import pyte
 from lab.lab import Lab
 from lab.waiting import wait_until
 
@@ -42,6 +47,35 @@ def test_the_next_attempt_of_a_run_takes_a_host_that_was_added(lab3: Lab) -> Non
     ]
     wait_until(lambda: not guards(lab3), 15, "the guards have gone")
     assert_clean(lab3, run_id)
+
+
+def test_top_shows_a_host_that_is_added_meanwhile(lab3: Lab) -> None:
+    inventory = lab3.inventory(run={"launcher": "direct"})
+    run_id = start(lab3, inventory, "--hosts", "node-[0-1]", "--", script(lab3, WORK), "x")
+    ours, theirs = pty.openpty()
+    env = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    top = lab3.popen(["ddp-orch", "top", "-i", str(inventory)], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    screen = pyte.Screen(80, 24)
+    stream = pyte.ByteStream(screen)
+
+    def shown() -> list[str]:
+        """The hosts that have a row."""
+        while select.select([ours], [], [], 0.1)[0]:
+            stream.feed(os.read(ours, 65536))
+        return [line.split()[0] for line in screen.display if re.match(r"node-\d ", line)]
+
+    try:
+        wait_until(lambda: shown() == ["node-0", "node-1"], 60, "the board is there")
+        ok(orch(lab3, "add", "-i", inventory, run_id, "node-2"))
+        wait_until(lambda: shown() == ["node-0", "node-1", "node-2"], 60, "it shows the new host")
+    except AssertionError:
+        raise AssertionError("\n".join(screen.display)) from None
+    finally:
+        top.kill()
+        top.wait()
+        os.close(ours)
+    ok(orch(lab3, "kill", "-i", inventory, "--grace", "1", run_id))
 
 
 def test_a_host_that_was_added_takes_the_place_of_one_that_is_drained(lab3: Lab) -> None:

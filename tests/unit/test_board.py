@@ -429,6 +429,7 @@ class Watched:
     """What LiveBoard draws from."""
 
     told: list[Told]
+    hosts: list[Host]
     news: str = ""
 
     def rows(self) -> list[BoardRow]:
@@ -445,7 +446,7 @@ class Keys:
         machines = [host_named(one.host) for one in told]
         console = Output(io.StringIO(), colour=False)
         fleet: Any = None  # only `k` asks it
-        self.board = LiveBoard(Watched(told), run, fleet, machines, "inventory.yaml", Mask(), console)
+        self.board = LiveBoard(Watched(told, machines), run, fleet, "inventory.yaml", Mask(), console)
 
     def press(self, *keys: str) -> Look:
         for key in keys:
