@@ -15,6 +15,8 @@ MARKS = re.compile(r"[\^~ ]*")  # under the code of a frame
 INSTALLED = re.compile(r"(?:site|dist)-packages|/lib/python\d|<frozen")
 # what people catch to try something else
 TRIED = re.compile(r"(?:FileNotFound|Key|Index|Attribute|Import|ModuleNotFound|Value)Error$|StopIteration$")
+# while an exception is handled: what it left undone is missing, or who was told of the end has gone
+CLEANING_UP = re.compile(r"(?:UnboundLocal|Name|BrokenPipe)Error$")
 IGNORED = re.compile(r"^Exception ignored (?:in|while)\b|^--- Logging error ---")  # Python itself continues
 # the exception before this line only passes on the one that follows
 PASSED_ON = re.compile(
@@ -95,8 +97,12 @@ class LoggedException:
         Usually the first one. But code may try, expect a failure, and fall back. Then the exception of the fallback is
         the cause: a cache is missing, and building it fails.
         """
-        tried = self.during and bool(self.chain) and TRIED.search(self.chain[-1].kind) is not None
-        return (self,) if tried and not self.deliberate else (*self.chain, self)
+        if not self.during or not self.chain or self.deliberate:
+            return (*self.chain, self)
+        handled = self.chain[-1].kind
+        if CLEANING_UP.search(self.kind) and not handled.endswith(("ImportError", "ModuleNotFoundError")):
+            return self.chain
+        return (self,) if TRIED.search(handled) else (*self.chain, self)
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orchestrator.diagnosis.tracebacks import LoggedException, find_exceptions
 from orchestrator.diagnosis.transcript import parse_logs
 
@@ -43,6 +45,22 @@ def test_the_exception_that_was_handled_comes_first_in_the_chain() -> None:
     (caused,) = exceptions_of(first + "\n" + cause + "\n" + second)
     assert kinds(handled) == kinds(caused) == ["KeyError", "ValueError"]
     assert (handled.during, caused.during) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "best"),
+    [
+        ("KeyError: 'imge'", "BrokenPipeError: [Errno 32] Broken pipe", "KeyError"),
+        ("AttributeError: no attribute 'bs'", "UnboundLocalError: cannot access local variable 'writer'", "Attribute"),
+        ("ModuleNotFoundError: No module named 'apex'", "NameError: name 'ampp' is not defined", "NameError"),
+        ("KeyError: 'cached'", "RuntimeError: shapes differ", "RuntimeError"),
+        ("RuntimeError: shapes differ", "ValueError: closed", "RuntimeError"),
+    ],
+)
+def test_the_exception_that_shows_the_cause_is_not_that_of_a_cleanup(first: str, then: str, best: str) -> None:
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    (exception,) = exceptions_of(START + FRAME + first + "\n" + during + START + FRAME + then + "\n")
+    assert exception.sources[0].kind.startswith(best)
 
 
 def test_an_exception_that_only_passes_on_another_comes_after_it() -> None:
