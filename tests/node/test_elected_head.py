@@ -8,6 +8,7 @@ import signal
 import time
 from typing import Any
 
+import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs
 from test_rejoin import lose, rejoin
@@ -252,6 +253,33 @@ def test_a_host_is_drained_when_another_is_down_and_nobody_knows_it_yet(runs: Ru
     end.touch()
     wait_until(lambda: run.record("exit.json"), 30, "the run ends")
     assert run.record("exit.json")["verdict"]["state"] == "succeeded"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("how", ["power", "stopped"])
+def test_a_head_without_a_majority_is_not_to_blame(runs: Runs, tmp_path: Any, how: str) -> None:
+    """After a power loss it resigns, and any host is elected. After a short silence it leads all the time."""
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1,) * 4, options=electing("2:4"))
+    everybody_works(run, 1, 0, 1, 2, 3)
+    recorders = [run.recorder(node) for node in (2, 3)]
+    for node, recorder in zip((2, 3), recorders, strict=True):
+        assert recorder is not None
+        lose(run, node) if how == "power" else processes.send(recorder, signal.SIGSTOP)
+    if how == "power":
+        wait_until(lambda: run.listed(0)["state"] == "waiting", 30, "the head has resigned")
+    else:
+        wait_until(lambda: "no majority" in said(run, 0), 30, "the head has no authority")
+    for node, recorder in zip((2, 3), recorders, strict=True):
+        assert recorder is not None
+        rejoin(run, node) if how == "power" else processes.send(recorder, signal.SIGCONT)
+    wait_until(lambda: any("attempt 2 on " in said(run, node) for node in range(4)), 60, "the run continues")
+    end.touch()
+    (first,) = run.wait_over()[0]["verdict"]["failures"]
+    if how == "power" and first["host"] != "host-0":
+        assert (first["host"] in ("host-2", "host-3")) and first["what"] == "host lost"  # they refused connections
+    else:
+        assert first["code"] == "membership-changed" and first["what"].startswith("no majority")
+    assert "host-0 was lost" not in "".join(said(run, node) for node in range(4))
 
 
 def test_a_host_may_be_added_after_another_was_drained(runs: Runs, tmp_path: Any) -> None:

@@ -38,6 +38,7 @@ from .gang_events import (
     HostRestarted,
     Joined,
     Lost,
+    NoMajority,
     NotAgreed,
     PortFound,
     Resumed,
@@ -48,7 +49,15 @@ from .gang_events import (
     Tick,
     Voters,
 )
-from .gang_failures import earlier_failures, failure_of, outcome_of, stalled, was_silent_before_the_failure
+from .gang_failures import (
+    earlier_failures,
+    failure_of,
+    fenced,
+    no_majority,
+    outcome_of,
+    stalled,
+    was_silent_before_the_failure,
+)
 from .gang_orders import order_of
 from .gang_state import (
     FAILURE_GRACE,
@@ -74,7 +83,6 @@ from .team import (
     will_try_again,
 )
 
-NO_MAJORITY = "membership-changed"  # the code of a failure for which the head is not to blame: others were silent
 START_WINDOW = 60.0  # s from an order to run until the node reports that it runs
 STOP_WINDOW = 20.0  # s that a node may need beyond the grace until it reports that it has stopped
 FAREWELL_WINDOW = 10.0  # s that the head waits for the others to end before it ends itself
@@ -154,6 +162,8 @@ def _apply(state: State, event: Event) -> State:
         return _on_host_restarted(state, event)
     if isinstance(event, Elected):
         return _on_elected(state, event)
+    if isinstance(event, NoMajority):
+        return state._replace(silent=tuple(event.silent))
     if isinstance(event, Resumed):
         return change_nodes(state._replace(since=event.at), range(len(state.nodes)), ordered_at=event.at)
     if isinstance(event, Stalled):
@@ -205,10 +215,8 @@ def _on_report(state: State, event: Union[Started, Failed, Exited]) -> State:
     if event.ok:
         return after
     if event.fenced and state.phase is Phase.RUNNING:
-        failure = dict(failure_of(state, event.node, "was cut off from the head", event.at), lost=True)
-        if event.node == state.head:
-            failure["code"] = NO_MAJORITY
-        return _fail(change_node(after, event.node, lost_in=state.attempt), failure, event.at)
+        lost = change_node(after, event.node, lost_in=state.attempt)
+        return _fail(lost, fenced(state, event.node, event.at), event.at)
     return _fail(after, failure_of(state, event.node, "ended with an error", event.at), event.at)
 
 
@@ -264,9 +272,8 @@ def _on_elected(state: State, event: Elected) -> State:
         return after
     if drain.has_to_resign(state):
         return drain.on_elected(after, event.at)
-    if old == event.node:  # it was without a majority for so long that its attempt has ended
-        failure = dict(failure_of(state, old, "was cut off from the others", event.at), lost=True, code=NO_MAJORITY)
-        return _fail(after, failure, event.at)
+    if old == event.node or event.resigned:  # it was without a majority for so long that its attempt has ended
+        return _fail(after, no_majority(state, event.silent, event.at), event.at)
     failure = dict(failure_of(state, old, "head lost", event.at), lost=True)
     return _fail(_mark_lost(after, old, failure, event.at), failure, event.at)
 
@@ -314,6 +321,7 @@ def _attempt(state: State, team: Tuple[int, ...], master_port: int, at: float) -
         restarts_used=state.restarts_used + uses_restart(state, team),
         phase=Phase.RUNNING,
         drained_by=None,
+        silent=(),
         attempt=state.attempt + 1,
         since=at,
         started_at=at,

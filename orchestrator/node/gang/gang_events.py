@@ -68,10 +68,22 @@ class HostRestarted(NamedTuple):
 
 
 class Elected(NamedTuple):
-    """Another node has become the head. `at` is by its clock from here on."""
+    """Another node has become the head, or the same one again. `at` is by its clock from here on.
+
+    `resigned`: the head before was not lost, but had no majority. `silent`: see NoMajority; empty: unknown.
+    """
 
     node: int
     master_addr: str
+    at: float
+    resigned: bool = False
+    silent: Sequence[int] = ()
+
+
+class NoMajority(NamedTuple):
+    """The head decides again. It could not for a while, because too many voters did not answer: those of `silent`."""
+
+    silent: Sequence[int]
     at: float
 
 
@@ -185,6 +197,7 @@ Event = Union[
     Lost,
     HostRestarted,
     Elected,
+    NoMajority,
     Resumed,
     Disconnected,
     StopRequested,
@@ -209,6 +222,7 @@ EVENTS: Dict[str, Callable[..., Event]] = {
     "Lost": Lost,
     "Restarted": HostRestarted,
     "Elected": Elected,
+    "NoMajority": NoMajority,
     "Resumed": Resumed,
     "Left": Disconnected,
     "StopRequested": StopRequested,

@@ -1,16 +1,31 @@
 """Failures that no process reported: what the gang says of a node, or of all. Pure."""
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 from .gang_events import Lost, Stalled
 from .gang_state import Phase, State
 
+NO_MAJORITY = "membership-changed"  # the code of a failure for which the head is not to blame: others were silent
 MOST = 16  # earlier failures in a verdict
 
 
 def failure_of(state: State, node: int, what: str, at: float) -> Dict[str, Any]:
     """A failure that no process reported."""
     return {"host": state.nodes[node].host, "node": node, "rank": None, "what": what, "at": at}
+
+
+def fenced(state: State, node: int, at: float) -> Dict[str, Any]:
+    """A node has stopped its ranks, because it had no permit from the head any more."""
+    if state.silent or node == state.head:
+        return no_majority(state, state.silent, at)
+    return dict(failure_of(state, node, "was cut off from the head", at), lost=True)
+
+
+def no_majority(state: State, silent: Sequence[int], at: float) -> Dict[str, Any]:
+    """Of the head, which is not to blame. `silent`: the nodes that did not answer it."""
+    hosts = ", ".join(state.nodes[node].host for node in silent if node < len(state.nodes))
+    what = "no majority of the hosts answered%s" % (" (silent: %s)" % hosts if hosts else "")
+    return dict(failure_of(state, state.head, what, at), lost=True, code=NO_MAJORITY)
 
 
 def stalled(state: State, event: Stalled) -> Dict[str, Any]:

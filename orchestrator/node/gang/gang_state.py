@@ -76,6 +76,7 @@ class State(NamedTuple):
     rejoin_timeout: float = 0.0  # s to wait for lost nodes; 0: they have no way back
     head: int = 0  # whose recorder decides; the first of each team
     elected_in: int = -1  # the attempt in which the head was elected
+    silent: Tuple[int, ...] = ()  # without whom the head had no majority in this attempt
     team: Tuple[int, ...] = ()
     world_size: int = 0
     phase: Phase = Phase.WAITING

@@ -148,7 +148,16 @@ class ElectedFollower(WorkerLink):
     def _why_fenced(self) -> str:
         if self._committed().hands_over:
             return "%s leaves the run, and leads no longer%s" % (self._head_host, self._what_follows())
+        if self._head_answers():
+            return "the head (%s) reaches no majority of the hosts: stopping%s" % (
+                self._head_host,
+                self._what_follows(),
+            )
         return super()._why_fenced()
+
+    def _head_answers(self) -> bool:
+        link = self._link
+        return link is not None and link.ready and time.monotonic() - link.heard_at < self._lease
 
     def _what_follows(self) -> str:
         if self._voter.state.voters == {self._head}:
@@ -161,6 +170,7 @@ class ElectedFollower(WorkerLink):
             self._ended = True
             self._recorder.command({"do": "end", "verdict": verdict})
             return
+        self._voter.head_answered = self._voter.head_answered or (not self._fenced and self._head_answers())
         super()._fence(now)
         missing = self._voter.unreached
         if missing and missing != self._missing and not self._ended and now - self._heard_at > 2 * self._lease:

@@ -159,7 +159,10 @@ class ElectedHead(HeadLink):
     def _decide(self) -> None:
         now = self._now()
         if self._voter.is_new and self._voter.has_authority:
-            self._entries.add_elected(gang_events.Elected(self._here, self._meeting_address(), now))
+            resigned = self._state.head == self._here or self._voter.head_answered
+            silent = self._voter.missed if resigned else []
+            self._entries.add_elected(gang_events.Elected(self._here, self._meeting_address(), now, resigned, silent))
+            self._voter.missed, self._voter.head_answered = [], False
         may_add = self._entries.may_add(gang_events.Tick(now))
         self._say_authority(may_add)
         if not may_add:
@@ -205,21 +208,28 @@ class ElectedHead(HeadLink):
 
     def _say_authority(self, has_authority: bool) -> None:
         if self._had_authority and not has_authority:
-            silent = [self._state.nodes[number].host for number in self._voter.silent()]
+            self._voter.missed = self._voter.silent()
             self._recorder.say(
                 "no majority of the hosts answers (silent: %s): stopping; the others may elect another head"
-                % ", ".join(silent)
+                % ", ".join(self._state.nodes[number].host for number in self._voter.missed)
             )
         self._had_authority = has_authority
 
     def _catch_up(self) -> None:
         """Before anything newer: the guard here was killed, perhaps, and the ranks of other hosts fail of that."""
-        if self._has_dropped and self._answered and self._entries.may_add(gang_events.Tick(self._now())):
+        if self._has_missed and self._answered and self._entries.may_add(gang_events.Tick(self._now())):
             self._repeat_dropped()
 
+    @property
+    def _has_missed(self) -> bool:
+        return self._has_dropped or bool(self._voter.missed)
+
     def _repeat_dropped(self) -> None:
-        if not self._has_dropped:
+        if not self._has_missed:
             return
+        if self._voter.missed:
+            self._entries.add(gang_events.NoMajority(self._voter.missed, self._now()))
+            self._voter.missed = []
         self._has_dropped = False
         for number in list(self._nodes):
             self._step(gang_events.Joined(number, self._now()))

@@ -15,7 +15,8 @@ def lines(before: State, after: State) -> Iterator[str]:
         yield "attempt %d on %s, rendezvous at %s" % (after.attempt, hosts, endpoint)
     if after.head != before.head:
         old, new = before.nodes[before.head].host, after.nodes[after.head].host
-        what = "has left the lead" if drain.has_to_resign(before) else "was lost"
+        was_lost = after.nodes[before.head].phase is NodePhase.LOST
+        what = "has left the lead" if drain.has_to_resign(before) else "was lost" if was_lost else "had no majority"
         yield "the head %s %s; %s leads now" % (old, what, new)
     for number, node in enumerate(after.nodes):
         was_lost = number < len(before.nodes) and before.nodes[number].phase is NodePhase.LOST

@@ -48,6 +48,8 @@ class Voter:
         self.state = election.begin(config, ballot, self._disk.log(), host_state.boot_id(), clock())
         self._answered: Set[int] = set()  # in the round that this node asks in
         self.unreached: List[int] = []  # the voters without which its last round had no majority
+        self.head_answered = False  # when the ranks here were stopped, because it had no majority
+        self.missed: List[int] = []  # without which there was none at first, since a head wrote to the log last
 
     def due(self) -> float:
         """Seconds until `tick` has to be called."""
@@ -84,6 +86,7 @@ class Voter:
         elif before is Role.TRIAL:
             silent = voters - self._answered - {here}
             self.unreached = sorted(silent) if len(voters) - len(silent) < self.state.quorum else []
+            self.missed = self.missed or self.unreached
 
     def _is_outgoing(self, action: Action) -> bool:
         if isinstance(action, Save):
