@@ -67,6 +67,22 @@ def test_a_node_whose_head_is_gone_waits_for_it(runs: Runs) -> None:
     run.stop(0)
 
 
+def test_a_node_that_is_back_writes_its_lines_to_the_attempt_that_it_was_in(runs: Runs) -> None:
+    run = runs.start(WAIT, nproc=(1, 1), options="max_restarts: 2, lease: 2, rejoin_timeout: 60")
+    run.wait_for("here", "1.1.out", 1)
+    wait_until(lambda: (run.record("procs.json", 1) or {}).get("ranks"), 20.0, "the guard has recorded its rank")
+    record = run.record("procs.json", 1)
+    assert record is not None
+    os.kill(record["ranks"][0][0], signal.SIGKILL)
+    run.wait_for("here", "2.1.out", 1)
+    lose(run, 1)
+    lose(run)
+    rejoin(run, 1)
+    wait_until(lambda: any(b"no message" in text for text in run.journal(1).values()), 20.0, "it has a line to say")
+    assert {stream for stream, text in run.journal(1).items() if b"no message" in text} == {"2.run.out"}
+    run.stop(1)
+
+
 @pytest.mark.parametrize("stopped", [False, True], ids=["alone", "stopped"])
 def test_a_node_that_is_back_does_not_wait_for_ever_for_a_head_that_is_gone(runs: Runs, stopped: bool) -> None:
     """Such as of a run that was stopped while this host was off."""

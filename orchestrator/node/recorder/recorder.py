@@ -194,7 +194,7 @@ class Recorder:
 
     def say(self, text: str) -> None:
         """A line of our own in the journal."""
-        attempt = max(1, int(self._status["attempt"]))
+        attempt = max(1, int(self._status["attempt"]), int(self._status["begun"]))
         if self._own is None or self._own.stream.attempt != attempt:
             if self._own is not None:
                 self._own.close()
