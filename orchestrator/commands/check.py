@@ -23,7 +23,7 @@ from ..inventory.model import Inventory
 from ..output.console import wants_colour
 from ..output.finding import SEVERITIES, Finding
 from ..output.terminal import tame
-from ..plan import entrypoint
+from ..plan import entrypoint, losses
 from ..plan.launchers import for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, describe_unused
 from ..plan.plan import make as make_plan
@@ -47,9 +47,10 @@ def check(path: str | None, hosts: str | None, level: Level, as_json: bool) -> i
     command, snapshot = entrypoint.find(inventory, ())
     code = None if snapshot is None else Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 0, 0)
     plan = make_plan(inventory, run_id="check", name="check", command=command, code=code, env={}, debug=False)
-    for note in (*describe_unused(plan), *(snapshot.notes if snapshot else ())):
+    for note in (*describe_unused(plan), *losses.note_snapshots(plan), *(snapshot.notes if snapshot else ())):
         console.note(note)
-    for warning in (*advise_shell_variables(plan), *(snapshot.warnings if snapshot else ())):
+    warnings = (*losses.warn_of_election(plan), *advise_shell_variables(plan))
+    for warning in (*warnings, *(snapshot.warnings if snapshot else ())):
         console.warning(warning)
     with open_fleet(inventory) as fleet:
         nodes = {node.host.name: node for node in plan.nodes}

@@ -25,7 +25,7 @@ from ..output.console import Console, all_but
 from ..output.lines import Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import tame
-from ..plan import accelerate, accelerate_ranks, description, entrypoint, import_roots, invocation
+from ..plan import accelerate, accelerate_ranks, description, entrypoint, import_roots, invocation, losses
 from ..plan import snapshot as ship
 from ..plan.launchers import OLD_LAUNCH, OLD_LOCAL_RANK, for_own_scripts
 from ..plan.plan import Code, Plan, advise_secrets, advise_shell_variables, check_size, describe_unused, world_size
@@ -130,9 +130,10 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
     finally:
         console.status("")
     watch.begin(snapshot, plan.name)
-    for note in (*describe_unused(plan), *(snapshot.notes if snapshot else ())):
+    for note in (*describe_unused(plan), *losses.note_snapshots(plan), *(snapshot.notes if snapshot else ())):
         console.note(note)
-    for warning in (*advise_shell_variables(plan), *advise_secrets(plan), *(snapshot.warnings if snapshot else ())):
+    warnings = (*losses.warn_of_election(plan), *advise_shell_variables(plan), *advise_secrets(plan))
+    for warning in (*warnings, *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
     if options.dry_run:
         if unset := unset_secrets(inventory):

@@ -2,6 +2,7 @@
 
 plan         what to start where
 node_spec    what the node program of each host gets of it
+losses       what a user may count on in vain when a host is lost
 job_limit    ends a run before the job of its hosts
 newcomer     a host that is added to a run
 launchers    what each launcher starts, as templates

@@ -16,8 +16,8 @@ from orchestrator.answers.facts import Facts
 from orchestrator.commands.describe import describe_commit
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Results
-from orchestrator.inventory import model
-from orchestrator.plan import description, launchers, node_spec, plan
+from orchestrator.inventory import model, selection
+from orchestrator.plan import description, launchers, losses, node_spec, plan
 from orchestrator.plan.commit import Commit
 from orchestrator.plan.plan import Code, Plan, describe_unused
 from orchestrator.runs import stand_ins
@@ -354,6 +354,31 @@ def test_a_variable_that_no_shell_expands_is_said_with_the_right_spelling(word: 
         of = plan.make(read, run_id="R", name="lab", command=command, code=None, env=env, debug=False)
         said = plan.advise_shell_variables(of)
         assert [one.rpartition("; write ")[2].strip("'") for one in said] == ([right] if right else [])
+
+
+def test_an_election_that_the_chosen_hosts_cannot_hold_is_told() -> None:
+    text = "hosts: [a, b, c]\nrun: {max_restarts: 3, head_lost: elect}"
+    read = model.parse(text, "inventory.yaml")
+    for hosts, warned in (("a,b", True), ("a", False), ("a,b,c", False)):
+        few = selection.select(read, hosts)
+        of = plan.make(few, run_id="R", name="lab", command=COMMAND, code=CODE, env={}, debug=False)
+        assert bool(losses.warn_of_election(of)) == warned
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ("resume: head, max_restarts: 3", False),
+        ("resume: head, max_restarts: 3, nnodes: '2:3'", True),
+        ("resume: newest, max_restarts: 3, nnodes: '2:3'", True),
+        ("resume: union, max_restarts: 3, nnodes: '2:3'", False),
+        ("resume: head, max_restarts: 3, nnodes: '2:3', head_lost: stop", False),
+        ("resume: head, max_restarts: 3, nnodes: '2:3', output: /shared", False),
+        ("max_restarts: 3, nnodes: '2:3'", False),
+    ],
+)
+def test_snapshots_that_may_be_lost_with_the_head_are_told(keys: str, told: bool) -> None:
+    assert bool(losses.note_snapshots(made(f"hosts: [a, b, c]\nrun: {{{keys}}}"))) == told
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class Leader:
         elif before == -1 and not is_shared:
             what = "%s, where rank 0 ran, does not answer" % self._given["source_host"]
             what += ": the ranks get the files of %s, the newest %s old" % (here, age) if has_files else ""
-            what += "" if has_files else ", and %s has no files: the ranks begin without" % here
+            what += "" if has_files else ", and %s has no files: the ranks begin without a snapshot" % here
         if what:
             self._notes.append(what)
             self._tell(say=what)
