@@ -32,6 +32,10 @@ class Failed(Exception):
         self.again = again
 
 
+def _has_files(listing: copies.Listing) -> bool:
+    return listing.newest > float("-inf")
+
+
 class Leader:
     def __init__(self, given: Dict[str, Any], tell: Callable[..., None]) -> None:
         """`given`: key, node, mode, limit (bytes), head, source, source_host, team, nodes: host, addresses and port
@@ -78,6 +82,11 @@ class Leader:
         source = copies.source_of(mode, listings, copies.of_rank_0(listings, head, self._before()))
         if mode == "head":
             self._note_source(source, listings[source])
+        if self._given["source"] is not None and not self._notes and not any(map(_has_files, listings.values())):
+            self._note(
+                "run.resume: no host has a file in its output folder, so nothing is copied. It copies only what is "
+                "saved in $DDP_ORCH_OUTPUT_DIR"
+            )
         if len(listings) > 1:
             self._make_equal(listings, source)
         if mode == "head":
@@ -105,7 +114,7 @@ class Leader:
         """Where the files come from, if they are not those that the host of rank 0 in the attempt before has."""
         before, here = self._before(), self._hosts[source]
         is_shared = len(set(self._holders.values())) < len(self._holders)  # perhaps with a host that is not there, too
-        has_files = listing.newest > float("-inf")
+        has_files = _has_files(listing)
         age = copies.age_of(time.time() - listing.newest / 1e9) if has_files else ""
         what = ""
         if before is None and source != self._holders[self._given["head"]]:
@@ -115,8 +124,11 @@ class Leader:
             what += ": the ranks get the files of %s, the newest %s old" % (here, age) if has_files else ""
             what += "" if has_files else ", and %s has no files: the ranks begin without a snapshot" % here
         if what:
-            self._notes.append(what)
-            self._tell(say=what)
+            self._note(what)
+
+    def _note(self, what: str) -> None:
+        self._notes.append(what)
+        self._tell(say=what)
 
     def _mark(self, source: int) -> None:
         """From now on, only the head will have what rank 0 saves. The others of the team have what `source` had."""
