@@ -1,7 +1,7 @@
 """Hide warnings of torch that mean nothing in a run that works. Pure.
 
-Only lines whose whole text is in the table are hidden, and they are shown again as soon as the run fails: then nobody
-knows yet what they mean. `logs --all`, `--stream`, `--grep`, `--json` and `--output` show every line.
+Only lines whose whole text is in the table are hidden, and those of the last attempt are shown when the run has failed:
+then nobody knows what they mean. `logs --all`, `--stream`, `--grep`, `--json` and `--output` show every line.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _ALWAYS, _AT_THE_END, _IN_STACK = (re.compile("|".join(table)).fullmatch for tab
 _BOX = re.compile(_PYTHON + r"\**").fullmatch
 HEADING = "ddp-orch: shown because the run failed: "
 _FAILS = "ddp-orch: first failure: "
+_HAS_FAILED = "ddp-orch: the run failed"
 _SUCCEEDS = "ddp-orch: the run has succeeded"
 
 Source = tuple[str, int | None, str]  # host, rank and stream
@@ -94,7 +95,10 @@ class HarmlessFilter(Stage):
         if not in_stack:
             self._stacks.discard(source)
         if line.rank is None and line.text.startswith(_FAILS):
-            return [*self._release_held(), line, *self._fail(line.attempt)]
+            self._failed = line.attempt
+            return [*self._release_held(), line]
+        if line.rank is None and line.text.startswith(_HAS_FAILED):
+            return [*self._release_held(), *self._uncover(line.attempt), line]
         if line.rank is None and line.text.startswith(_SUCCEEDS):
             self._hide(self._held)
             self._held = []
@@ -119,9 +123,8 @@ class HarmlessFilter(Stage):
             if not _IN_STACK(line.text) and not _BOX(line.text):
                 self._counts[line.attempt] += 1
 
-    def _fail(self, attempt: int) -> Sequence[Line]:
-        """The hidden lines of an attempt that has failed, after a line that says what they are."""
-        self._failed = attempt
+    def _uncover(self, attempt: int) -> Sequence[Line]:
+        """The hidden lines of an attempt, after a line that says what they are."""
         hidden = [line for line in self._hidden if line.attempt == attempt]
         self._hidden = []
         count = self._counts.pop(attempt, 0)

@@ -55,6 +55,7 @@ HARMFUL = [
     "",
 ]
 FAILS = "ddp-orch: first failure: gpu-1: rank 3: exit code 1; stopping all nodes"
+FAILED = "ddp-orch: the run failed; not restarted: run.max_restarts (1) is used up"
 SUCCEEDS = "ddp-orch: the run has succeeded"
 
 
@@ -118,22 +119,24 @@ def test_a_warning_of_the_end_is_shown_if_the_run_goes_on(screen: Screen, text: 
 
 def test_everything_hidden_is_shown_when_the_run_fails(screen: Screen) -> None:
     early, step, late = line(ALWAYS[0], at=1.0), line("step 1", at=2.0), line(AT_THE_END[0], at=3.0)
-    failure, after = line(FAILS, rank=None, at=4.0), line(ALWAYS[1], at=5.0)
+    failure, after, end = line(FAILS, rank=None, at=4.0), line(ALWAYS[1], at=5.0), line(FAILED, rank=None, at=6.0)
     screen.push(early, step, late)
     screen.push(failure, after)
-    *shown, heading, earlier, last = screen.end()
-    assert shown == [step, late, failure] and heading.text.startswith(f"{HEADING}1 ") and heading.rank is None
-    assert [earlier, last] == [early, after]
+    screen.push(end)
+    *shown, heading, hidden, last = screen.end()
+    assert shown == [step, late, failure, after] and heading.text.startswith(f"{HEADING}1 ") and heading.rank is None
+    assert [hidden, last] == [early, end]
     assert screen.hidden == 0
 
 
-def test_only_the_lines_of_the_failed_attempt_are_shown(screen: Screen) -> None:
-    first, second, third = (line(HOSTNAME, attempt=attempt) for attempt in (1, 2, 3))
+def test_only_the_lines_of_the_last_attempt_are_shown(screen: Screen) -> None:
+    first, second = (line(HOSTNAME, attempt=attempt) for attempt in (1, 2))
     failures = [line(FAILS, rank=None, attempt=attempt) for attempt in (1, 2)]
+    end = line(FAILED, rank=None, attempt=2)
     screen.push(first, failures[0], second)
-    screen.push(failures[1], third)
+    screen.push(failures[1], end)
     shown = [one for one in screen.end() if not one.text.startswith(HEADING)]
-    assert shown == [failures[0], first, failures[1], second]
+    assert shown == [*failures, second, end]
     assert screen.hidden == 1
 
 
