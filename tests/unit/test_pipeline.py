@@ -97,6 +97,14 @@ def test_an_unfinished_line_is_shown_when_its_host_has_been_silent() -> None:
     assert chain.pipeline.wake_at == math.inf
 
 
+def test_the_progress_bar_of_a_rank_that_was_killed_is_not_shown_after_the_next_attempt() -> None:
+    chain = Chain()
+    shown = chain.feed(10.0, "a", "1.0.err", "\rstep 1\rstep 2") + chain.push(11.0)
+    shown += chain.feed(12.0, "a", "2.0.out", "resumed\n") + chain.push(13.0)
+    assert [line.split()[-1] for line in shown.splitlines()] == ["2", "resumed"]
+    assert chain.flush(14.0) == ""
+
+
 def test_an_unfinished_line_is_shown_when_only_later_pieces_of_other_streams_come() -> None:
     chain = Chain()
     chain.feed(10.0, "a", "1.0.out", "prompt> ")
