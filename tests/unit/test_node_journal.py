@@ -411,6 +411,12 @@ def test_the_segment_that_is_being_written_is_kept_whatever_the_limit(tmp_path: 
             "no data",
         ),
         (
+            "error: externally-managed-environment\n\n× This environment is externally managed\n"
+            "╰─> To install, try apt\n\nnote: If you believe this is a mistake, contact\nhint: See PEP 668\n".encode(),
+            "error: externally-managed-environment",
+        ),
+        (b"epoch 3\nnote: the best so far\n", "note: the best so far"),
+        (
             b'Traceback (most recent call last):\n  File "a.py", line 3\nKeyError: 7\n\nDuring handling of the above '
             b'exception, another exception occurred:\n\nTraceback (most recent call last):\n  File "b.py", line 9\n'
             b"ValueError: no column 7\nwandb: Find logs at: wandb/run-1/logs\n",

@@ -14,6 +14,8 @@ HYDRA_HINT = "Set the environment variable HYDRA_FULL_ERROR=1"  # hydra's last l
 # by a process that ended, after an exception or not, while a thread of its libraries was running
 ABORTED_AT_EXIT = "terminate called without an active exception"
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt|Warning)\b")  # the first line after a traceback's frames
+ERROR = re.compile(r"(?i)error: ")
+ADVICE = re.compile(r"(?i)hint: |note: |\[notice\] ")  # of pip, after its error
 TORCHRUN_ROOT = re.compile(r"(?:rank|exitcode)\s*: ")
 RULE = re.compile(r"([=*#_-])\1{3,}$")
 
@@ -22,7 +24,8 @@ def last_words_of(text: str) -> str:
     """The last line that says what happened, without torch's `[rankN]:`.
 
     Of a crash it is the line before the dump of stacks, of hydra the line before its hint, of torchrun's report what it
-    takes for the first failure. Of an exception whose message has several lines it is the first and the last one.
+    takes for the first failure, of pip its error. Of an exception whose message has several lines it is the first and
+    the last one.
     """
     raw = [RANK_PREFIX.sub("", line.rstrip(), 1) for line in text.splitlines()]
     raw = [line for line in raw if _may_say_something(line.strip())]
@@ -45,6 +48,9 @@ def last_words_of(text: str) -> str:
     words = [line for line in lines if not RULE.match(line)]
     if not words:
         return ""
+    if ADVICE.match(words[-1]):
+        errors = [line for line in words[-1 - FURTHER_LINES :] if ERROR.match(line)]
+        return (errors or words)[-1][:LONGEST]
     if exception and exception in words[-1 - FURTHER_LINES : -1]:
         return ("%s ... %s" % (exception[:LONGEST_EXCEPTION], words[-1]))[:LONGEST]
     return words[-1][:LONGEST]
