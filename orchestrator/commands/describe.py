@@ -66,7 +66,7 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
     record = records[source] if source else None
     spec = record.spec if record else None
     started = recent.started(run.run_id)
-    events = timeline.entries(record.events, [node.host for node in spec.nodes]) if record and spec else []
+    events = timeline.history(run, record)
     code = spec.code if spec and isinstance(spec.code, dict) else {}
     return {
         **run.as_dict(),
@@ -81,7 +81,7 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
         "code": _code(code, started.code if started else "") if code else None,
         "max_restarts": spec.max_restarts if spec else None,
         "ranks": {host: [part.first_rank, part.nproc] for host, part in run.parts.items() if host not in run.left},
-        "first_failure": shown(failure) if (failure := _first_failure(run)) else None,
+        "first_failure": shown(failure) if (failure := _first_failure(run, record)) else None,
         "events": [{"at": rfc3339(entry.at), "kind": entry.kind, "what": shown(entry.what)} for entry in events],
         "files": {
             host: {"record": shown(record.folder), "outputs": shown(record.output) if record.output else None}
@@ -108,12 +108,15 @@ def _launcher(launcher: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _first_failure(run: registry.Run) -> str | None:
+def _first_failure(run: registry.Run, record: Record | None) -> str | None:
+    """That of the run. While it goes on: of its newest attempt, if that has ended."""
     for part in run.parts.values():
         failure = part.verdict.first_failure if part.verdict else None
         if failure is not None:
             return f"{failure.host}: {failure}"
-    return None
+    if record is None or record.run is None:
+        return None
+    return timeline.first_failures(record.events, record.run.hosts).get(record.run.attempt)
 
 
 def _lines(page: Mapping[str, Any], all_events: str, missing: Sequence[str] = ()) -> Sequence[str]:

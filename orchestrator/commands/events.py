@@ -1,4 +1,4 @@
-"""`events`: list what happened in a run, as its head has recorded it."""
+"""`events`: list what happened in a run, as its head has recorded it and the other hosts know."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def events(
         lookup = find_run(fleet, inventory, run_name, console)
         mask = make_mask(inventory, lookup.run, console)
         host, record = _find_record(fleet, inventory, lookup.run, console)
-        entries = timeline.entries(record.events, [node.host for node in record.spec.nodes] if record.spec else [])
-        entries += timeline.end(record)
+        entries = timeline.history(lookup.run, record)
         ahead = clock_ahead(fleet.session(host)) if since or until else 0.0
     shown = span.parse(since, until, time.time() + ahead)
     began = entries[0].at if entries else 0.0
@@ -67,9 +66,10 @@ def _find_record(fleet: Fleet, inventory: Inventory, run: registry.Run, console:
         found = dict(ask(set(run.nodes) - {head}).done)
         host = timeline.source(run.nodes, run.head, found)
     chosen = next((each for each in inventory.hosts if each.name == host), None)
-    if chosen is None or not found[chosen.name].events:
+    if chosen is None:
         why = "; ".join(fold_failures(answers.failed))
-        raise UnreachableError(f"no host that answers has the events of run {run.run_id}{why and ': '}{why}")
+        raise UnreachableError(f"no host that answers has a record of run {run.run_id}{why and ': '}{why}")
     if host != head:
-        console.warning(f"{head or 'the head'} does not answer: these are the events that {host} knows")
+        knows = "these are the events that" if found[chosen.name].events else "it alone has all events. This is what"
+        console.warning(f"{head or 'the head'} does not answer: {knows} {host} knows")
     return chosen, found[chosen.name]

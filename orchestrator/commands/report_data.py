@@ -93,7 +93,7 @@ def make(
     head = complete[timeline.source(run.nodes, run.head, complete) or next(iter(complete))]
     spec = head.spec
     assert spec is not None
-    entries = timeline.entries(head.events, [node.host for node in spec.nodes])
+    entries = timeline.history(run, head)
     began = entries[0].at if entries else min((line.at for line in figures), default=0.0)
     values = _count_on(_figures(figures))
     training = _training(values, began)
@@ -103,7 +103,7 @@ def make(
         name=run.name,
         state=run.state,
         started_at=run.started_at,
-        ended_at=rfc3339(head.exit.at) if head.exit else None,
+        ended_at=None if (ended_at := _ended_at(run, head)) is None else rfc3339(ended_at),
         by=spec.by,
         attempts=run.attempt,
         ranks=run.ranks,
@@ -134,6 +134,13 @@ def make(
         since=None if span.first is None else rfc3339(span.first),
         until=None if span.last is None else rfc3339(span.last),
     )
+
+
+def _ended_at(run: registry.Run, head: Record) -> float | None:
+    """When the run ended; None: it has not. A head that was lost does not know it."""
+    if head.exit is not None:
+        return head.exit.at
+    return None if run.unfinished else run.ended_at
 
 
 def _log(lines: Sequence[Line], mask: Mask) -> tuple[Mapping[str, Any], ...]:

@@ -1,13 +1,16 @@
-"""The timeline of a run in words, from the events that its head has recorded. Pure."""
+"""The timeline of a run in words, from what its head has recorded and the other hosts know. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from ..answers import recorded
+from ..hosts import claims
 from ..output.console import fold
+from .registry import Run
 
 Kind = Literal["attempt", "failure", "end", "change", "request"]
 """An attempt began; something failed or was lost; a host has ended an attempt; the team changed; a person's request."""
@@ -31,12 +34,35 @@ class Entry:
     what: str
 
 
-def end(record: recorded.Record) -> list[Entry]:
-    """How the run ended, if it has and the host of the record was in it till then."""
-    part = record.run
-    if part is None or part.verdict is None or part.ended_at is None or part.verdict.left:
-        return []
-    return [Entry(part.ended_at, "end", f"the run {ENDED[part.verdict.state]}")]
+def history(run: Run, record: recorded.Record | None) -> list[Entry]:
+    """What happened in a run. `record`: of the host that knows most (see `source`).
+
+    What a head that was lost cannot have recorded comes from the verdicts of the other hosts.
+    """
+    events = record.events if record else ()
+    spec = record.spec if record else None
+    known = entries(events, [node.host for node in spec.nodes] if spec else run.hosts)
+    if not known and run.attempt and (started := _unix_time(run.started_at)) is not None:
+        known = [Entry(started, "attempt", "attempt 1 started")]
+    verdict = None if run.unfinished else claims.verdict_of(run.parts, run.nodes)
+    if verdict is None:
+        return known
+    newest = max((place for place, entry in enumerate(known) if entry.kind == "attempt"), default=0)
+    first = verdict.first_failure
+    if first is not None and not any(entry.kind == "failure" for entry in known[newest:]):
+        known.append(Entry(first.at, "failure", f"{first.host}: {first}"))
+    agree = {part.node: part.ended_at for part in run.parts.values() if part.verdict == verdict and part.ended_at}
+    if agree:
+        ended_at = agree.get(run.head) or max(agree.values())
+        known.append(Entry(ended_at, "end", f"the run {ENDED[verdict.state]}"))
+    return known
+
+
+def _unix_time(time: str) -> float | None:
+    try:
+        return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+    except ValueError:  # a host may send an invalid date
+        return None
 
 
 def source(nodes: Mapping[str, int], head: int, records: Mapping[str, recorded.Record]) -> str | None:
@@ -48,42 +74,77 @@ def source(nodes: Mapping[str, int], head: int, records: Mapping[str, recorded.R
     return max(hosts, key=lambda host: (nodes[host] == head, len(records[host].events)), default=None)
 
 
+@dataclass(frozen=True)
+class _End:
+    """How an attempt ended."""
+
+    at: float
+    kind: Literal["failure", "lost", "request", "drain"]
+    """`lost`: a host was lost or restarted."""
+    node: int = 0
+    what: str = ""
+    """Of a failure and of a lost host: what the log says of it."""
+
+
 def drained_attempts(events: Sequence[recorded.Event]) -> set[int]:
     """The attempts that ended because a host was to leave the run, and not because of a failure."""
-    return {attempt for attempt, event in _ends(events).items() if isinstance(event, recorded.Drain)}
+    return {attempt for attempt, end in _ends(events).items() if end.kind == "drain"}
 
 
 def lost_first(events: Sequence[recorded.Event], hosts: Sequence[str]) -> dict[int, str]:
     """The attempts whose first failure was that a host was lost or restarted, and that host. `hosts`: see `entries`."""
-    names = [*hosts, *(event.fields.host for event in events if isinstance(event, recorded.Added))]
-    names = list(dict.fromkeys(names))
-    return {
-        attempt: names[event.fields.node]
-        for attempt, event in _ends(events).items()
-        if isinstance(event, recorded.NodeEvent) and event.fields.node < len(names)
-    }
+    names = _names(events, hosts)
+    ends = _ends(events).items()
+    return {attempt: names[end.node] for attempt, end in ends if end.kind == "lost" and end.node < len(names)}
 
 
-def _ends(events: Sequence[recorded.Event]) -> dict[int, recorded.Event]:
-    """By attempt, the event that ended it: a failure, a loss, a request to stop, or a host that was drained."""
-    ends: dict[int, recorded.Event] = {}
+def first_failures(events: Sequence[recorded.Event], hosts: Sequence[str]) -> dict[int, str]:
+    """The attempts that have failed, and the first failure of each with its host. `hosts`: see `entries`."""
+    names = [*_names(events, hosts), "all hosts"]
+    failed = {attempt: end for attempt, end in _ends(events).items() if end.kind in ("failure", "lost")}
+    return {attempt: f"{names[end.node]}: {end.what}" for attempt, end in failed.items() if end.node < len(names)}
+
+
+def _names(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[str]:
+    """Of all nodes, by number, those included that were added."""
+    added = (event.fields.host for event in events if isinstance(event, recorded.Added))
+    return list(dict.fromkeys([*hosts, *added]))
+
+
+def _ends(events: Sequence[recorded.Event]) -> dict[int, _End]:
+    """By attempt, what ended it first."""
+    ends: dict[int, _End] = {}
     running: set[tuple[int, int]] = set()  # (attempt, node)
-    attempt = 0
+    leaving: set[int] = set()
+    attempt = head = 0
     for event in events:
         match event:
             case recorded.AttemptOrdered():
                 attempt += 1
             case recorded.Started(fields=started):
                 running.add((started.attempt, started.node))
-            case recorded.Drain(fields=leaving) if (attempt, leaving.node) in running:
-                ends.setdefault(attempt, event)
-            case recorded.Failed() | recorded.StopRequested() | recorded.Stalled():
-                ends.setdefault(attempt, event)
-            case recorded.NodeEvent("Lost" | "Restarted", gone) if (attempt, gone.node) in running:
-                end = ends.setdefault(attempt, event)
-                if isinstance(end, recorded.Failed) and (gone.heard_at or end.fields.at) < end.fields.at:
-                    # it was silent before the other one failed
-                    ends[attempt] = event
+            case recorded.Drain(fields=drained):
+                leaving.add(drained.node)
+                if (attempt, drained.node) in running:
+                    ends.setdefault(attempt, _End(drained.at, "drain"))
+            case recorded.StopRequested(fields=stopped):
+                ends.setdefault(attempt, _End(stopped.at, "request"))
+            case recorded.Failed(fields=failed):
+                ends.setdefault(attempt, _End(failed.at, "failure", failed.node, str(failed.failure)))
+            case recorded.Stalled(fields=stalled):
+                what = f"no rank printed a line for {stalled.quiet:.0f} s"
+                ends.setdefault(attempt, _End(stalled.at, "failure", -1, what))
+            case recorded.NodeEvent("Lost" | "Restarted" as how, gone) if (attempt, gone.node) in running:
+                lost = _End(gone.at, "lost", gone.node, "host lost" if how == "Lost" else "the host was restarted")
+                end = ends.setdefault(attempt, lost)
+                if end.kind == "failure" and (gone.heard_at or end.at) < end.at:
+                    ends[attempt] = lost  # it was silent before the other one failed
+            case recorded.NodeEvent("Elected", elected):
+                if attempt and elected.node == head:
+                    ends.setdefault(attempt, _End(elected.at, "failure", head, "was cut off from the other hosts"))
+                elif attempt and head not in leaving:
+                    ends.setdefault(attempt, _End(elected.at, "lost", head, "head lost"))
+                head = elected.node
             case _:
                 continue
     return ends
@@ -139,11 +200,14 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.Drain(fields=drained):
                 kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"
                 leaving.add(drained.node)
-            case recorded.NodeEvent("Elected", elected) if elected.node == head:
-                kind, what = "change", f"too few hosts answered for a while; {host(head)} was elected as the head again"
             case recorded.NodeEvent("Elected", elected):
-                why = "leaves the run" if head in ended else "was lost, or had no majority"
-                kind, what = "change", f"{host(elected.node)} was elected: the head, {host(head)}, {why}"
+                kind = "change" if not attempt or head in leaving else "failure"
+                if elected.node == head:
+                    what = f"no majority of the hosts answered {host(head)}, the head; it was elected again"
+                elif head in leaving:
+                    what = f"{host(elected.node)} was elected: the head, {host(head)}, leaves the run"
+                else:
+                    what = f"{host(head)}, the head, was lost; {host(elected.node)} was elected"
                 lost |= {head} - ended - {elected.node}
                 head = elected.node
             case recorded.Added(fields=added):

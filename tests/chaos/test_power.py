@@ -48,8 +48,17 @@ def test_a_head_that_loses_its_power_ends_the_run_on_the_others(lab3: Lab, momen
         run.wait_for_moment(moment, 0, dice)
         lab3.hosts[0].crash()
         run.assert_ended(4, "lost", "node-0: head lost")
+    assert_events_of_lost_head(run)
     lab3.hosts[0].boot()
     assert {node["state"] for node in run.fact()["nodes"]} == {"lost"}
+    assert_events_of_lost_head(run)
+
+
+def assert_events_of_lost_head(run: Trial) -> None:
+    listed = ok(orch(run.lab, "events", run.run_id, "-i", run.inventory, "--json")).stdout
+    found = [(event["kind"], event["what"]) for event in json.loads(listed)["events"]]
+    assert [kind for kind, _ in found] == ["attempt", "failure", "end"]
+    assert found[1][1] == "node-0: head lost" and "lost" in found[2][1]
 
 
 def test_a_run_whose_head_is_gone_goes_on_with_another_from_its_snapshot(lab3: Lab) -> None:

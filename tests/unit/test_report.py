@@ -160,7 +160,7 @@ def test_an_old_head_that_returns_has_failed_in_no_attempt_of_the_new_one() -> N
     ]
     known = decode(Record, told["gpu-0"], "record")
     kinds = [entry.kind for entry in timeline.entries(known.events, ["gpu-0", "gpu-1"])]
-    assert kinds == ["attempt", "change", "attempt", "change", "end"]
+    assert kinds == ["attempt", "failure", "attempt", "change", "end"]
 
 
 def test_an_attempt_names_the_hosts_on_which_it_started() -> None:

@@ -1,0 +1,100 @@
+"""The timeline of a run: what the events of its head and the verdicts of the other hosts tell together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_relay import A_RUN, part_of
+
+from orchestrator.answers.decode import decode
+from orchestrator.answers.recorded import Event, Record
+from orchestrator.runs import timeline
+from orchestrator.runs.registry import Run
+
+HOSTS = ["a", "b", "c"]
+TEAM = {"hosts": HOSTS, "nprocs": [1, 1, 1], "team": 3, "ranks": 3}
+
+
+def event(name: str, at: float, **fields: Any) -> dict[str, Any]:
+    return {"event": name, "fields": {"at": at, **fields}}
+
+
+def started(at: float, attempt: int = 1) -> list[dict[str, Any]]:
+    first = event("StartRequested" if attempt == 1 else "PortFound", at)
+    return [first, *(event("Started", at, node=node, attempt=attempt) for node in range(3))]
+
+
+def record(*events: dict[str, Any], **part: Any) -> Record:
+    known = {"run": {**A_RUN, **TEAM, **part}, "spec": None, "exit": None, "events": list(events), "samples": []}
+    return decode(Record, known, "record")
+
+
+def events_of(*events: dict[str, Any]) -> tuple[Event, ...]:
+    return record(*events).events
+
+
+def lost_head(**head: Any) -> Run:
+    """A run that has ended on `b` and `c` because its head, `a`, was lost. `head`: what that tells, if it answers."""
+    failure = {"host": "a", "node": 0, "rank": None, "what": "head lost", "lost": True, "at": 1060.0}
+    ended = {"state": "lost", "verdict": {"state": "lost", "first_failure": failure}, "ended_at": 1061.0}
+    parts = {host: part_of(**TEAM, **ended, host=host, node=HOSTS.index(host)) for host in "bc"}
+    if head:
+        parts["a"] = part_of(**TEAM, host="a", **head)
+    return Run("R", "mine", "lost", 1, "1970-01-01T00:16:40Z", parts)
+
+
+def test_the_verdicts_of_the_others_complete_what_a_lost_head_has_recorded() -> None:
+    found = timeline.history(lost_head(state="lost"), record(*started(1000.0)))
+    assert [(entry.at, entry.kind) for entry in found] == [(1000.0, "attempt"), (1060.0, "failure"), (1061.0, "end")]
+    assert found[1].what == "a: head lost" and "lost" in found[2].what
+
+
+def test_the_verdicts_are_enough_without_the_lost_head() -> None:
+    found = timeline.history(lost_head(), record())
+    assert [(entry.at, entry.kind) for entry in found] == [(1000.0, "attempt"), (1060.0, "failure"), (1061.0, "end")]
+
+
+def test_a_failure_that_the_head_has_recorded_is_not_repeated() -> None:
+    known = record(*started(1000.0), event("Lost", 1050.0, node=1))
+    kinds = [entry.kind for entry in timeline.history(lost_head(state="lost"), known)]
+    assert kinds == ["attempt", "failure", "end"]
+
+
+def test_the_verdict_of_a_host_that_was_cut_off_does_not_end_a_run_that_goes_on() -> None:
+    parts = {**lost_head().parts, "a": part_of(**TEAM, host="a")}
+    found = timeline.history(Run("R", "mine", "running", 1, "1970-01-01T00:16:40Z", parts), record(*started(1000.0)))
+    assert [entry.kind for entry in found] == ["attempt"]
+
+
+def test_the_loss_of_a_head_that_another_one_follows_is_a_failure() -> None:
+    entry = timeline.entries(events_of(*started(1000.0), event("Elected", 1010.0, node=1)), HOSTS)[-1]
+    assert entry.kind == "failure" and entry.what.startswith("a") and "lost" in entry.what
+
+
+def test_a_head_that_had_no_majority_for_a_while_was_not_lost() -> None:
+    entry = timeline.entries(events_of(*started(1000.0), event("Elected", 1010.0, node=0)), HOSTS)[-1]
+    assert entry.kind == "failure" and "majority" in entry.what and "lost" not in entry.what
+
+
+FAILURE = {"host": "c", "node": 2, "rank": 2, "what": "rank 2: exit code 1", "said": "KeyError", "at": 1009.0}
+
+
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [
+        (event("Elected", 1010.0, node=1), "a: head lost"),
+        (event("Elected", 1010.0, node=0), "a: was"),
+        (event("Lost", 1010.0, node=2), "c: host lost"),
+        (event("Restarted", 1010.0, node=2), "c: the host"),
+        (event("Failed", 1010.0, node=2, attempt=1, failure=FAILURE), "c: rank 2"),
+        (event("Stalled", 1010.0, quiet=60.0), "no rank printed"),
+        (event("Drain", 1010.0, node=2, by="ann"), None),
+        (event("StopRequested", 1010.0, by="ann"), None),
+    ],
+)
+def test_the_first_failure_of_an_attempt_is_known_before_the_run_ends(end: dict[str, Any], failure: str | None) -> None:
+    later = event("Lost", 1020.0, node=1)
+    found = timeline.first_failures(events_of(*started(1000.0), end, later), HOSTS)
+    assert failure in found[1] if failure else not found
+    assert 2 not in timeline.first_failures(events_of(*started(1000.0), end, *started(1030.0, 2)), HOSTS)
