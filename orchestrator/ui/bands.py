@@ -1,4 +1,4 @@
-"""Draw many ranks in one picture: a band of values, a heat map, and the attempts of a run in time. SVG. Pure."""
+"""Draw many ranks in one picture: a band of values, a heat map, and the attempts of a run in time. Pure."""
 
 from __future__ import annotations
 
@@ -106,21 +106,23 @@ def _columns(lines: Iterable[Points]) -> int:
     return max(1, min(COLUMNS, len({x for points in lines for x, _ in points})))
 
 
-def attempts(starts: Sequence[float], marks: Mapping[float, str], end: float) -> str:
-    """The attempts of a run as bars in time, and events as marks. All in seconds since the first attempt."""
-    if not starts or end <= 0:
+def attempts(bars: Sequence[tuple[float, float]], marks: Mapping[float, str], end: float) -> str:
+    """The attempts of a run as bars in time, and events as marks. All in seconds since the first attempt.
+
+    `bars`: when each attempt began and ended. In between, the run waited.
+    """
+    if not bars or end <= 0:
         return ""
-    bars = []
-    for number, (start, stop) in enumerate(zip(starts, [*starts[1:], end], strict=True), 1):
-        x, width = start / end * WIDTH, max(2.0, (stop - start) / end * WIDTH - 2)
-        bars.append(f'<rect class="attempt" x="{x:.1f}" y="6" width="{width:.1f}" height="22" rx="3"/>')
-        if width > 70:
-            bars.append(f'<text class="on-bar" x="{x + 8:.1f}" y="21">attempt {number}</text>')
+    parts = []
+    for number, (start, stop) in enumerate(bars, 1):
+        place = f"left:{100 * start / end:.2f}%;width:{100 * max(0.0, stop - start) / end:.2f}%"
+        title = f"attempt {number}: {start:.0f} s to {stop:.0f} s"
+        text = f"<b><span>attempt </span>{number}</b>"  # of a narrow bar, only the number is shown
+        parts.append(f'<div class="attempt" style="{place}" title="{title}">{text}</div>')
     for at, what in marks.items():
-        x = min(WIDTH - 3.0, at / end * WIDTH)
-        bars.append(f'<rect class="event" x="{x:.1f}" y="0" width="3" height="34"><title>{escape(what)}</title></rect>')
-    svg = f'<svg class="attempts" viewBox="0 0 {WIDTH} 34" role="img" aria-label="attempts">{"".join(bars)}</svg>'
-    return f'<div class="scroll">{svg}</div>'
+        place = f"left:min({100 * at / end:.2f}%,100% - 3px)"
+        parts.append(f'<div class="event" style="{place}" title="{escape(what)}"></div>')
+    return f'<div class="attempts" role="img" aria-label="attempts">{"".join(parts)}</div>'
 
 
 def _column(x: float, x0: float, x1: float, columns: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,8 +51,15 @@ figure.wide { max-width: none; margin-top: 1rem; } figcaption { font-weight: 600
 small { font-weight: normal; color: var(--soft); } .none { color: var(--soft); }
 svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
 polyline { fill: none; stroke-width: 1.5; } .grid { stroke: var(--line); }
-.attempts, .heat svg { min-width: 560px; } .attempt { fill: var(--bar); } .event { fill: var(--bad-text); }
-svg text.on-bar { fill: var(--text); font-size: 12px; }
+.heat svg { min-width: 560px; } .attempts { position: relative; height: 34px; }
+.attempts div { position: absolute; box-sizing: border-box; print-color-adjust: exact; }
+.attempts .attempt { top: 6px; height: 22px; border-right: 2px solid var(--page); border-radius: 3px;
+  background: var(--bar); overflow: hidden; white-space: nowrap; font-size: 12px; line-height: 22px;
+  min-width: 4px; container-type: inline-size; }
+.attempts b { font-weight: normal; margin-left: 5px; } .attempts .event { top: 0; width: 3px; height: 34px;
+  background: var(--bad-text); }
+@container (max-width: 68px) { .attempts span { display: none; } }
+@container (max-width: 18px) { .attempts b { display: none; } }
 .key { display: inline-block; width: .9rem; height: .7rem; }
 nav { margin: .6rem 0; display: flex; flex-wrap: wrap; gap: .2rem 1rem; } nav a { color: var(--busy-text); }
 footer { margin-top: 2.5rem; }
@@ -72,7 +80,8 @@ NAVIGATION = (
     '<nav><a href="#training">Training</a><a href="#timeline">Timeline</a><a href="#machines">Machines</a>'
     '<a href="#command">Command</a><a href="#hosts">Hosts</a><a href="#logs">Logs</a></nav>'
 )
-MAX_LINES = 8  # of a chart; with more, it shows the highest, the median and the lowest
+MAX_LINES = 8  # of a chart in each attempt; with more, it shows the highest, the median and the lowest
+GAP = 2.5  # times the interval of the samples of a host: after so long without one, its curve is interrupted
 _SERIES = re.compile(r"attempt (\d+), rank (\d+)")  # a name of a line in Report.training
 MACHINES = {
     "gpu": "GPU utilisation, %",
@@ -268,10 +277,24 @@ def _by_attempt(series: Mapping[str, Any]) -> dict[int, dict[int, Any]]:
 
 
 def _attempts(report: Mapping[str, Any]) -> str:
+    """An attempt ends with its first failure, or on its last host, and the run may wait before the next one begins."""
     timeline = report["timeline"]
-    starts = [event["seconds"] for event in timeline if event["kind"] == "attempt"]
-    marks = {event["seconds"]: event["what"] for event in timeline if event["kind"] == "failure"}
-    return bands.attempts(starts, marks, max((event["seconds"] for event in timeline), default=0.0))
+    starts: list[float] = []
+    ends: dict[int, float] = {}
+    marks = {}
+    for event in timeline:
+        if event["kind"] == "attempt":
+            starts.append(event["seconds"])
+        elif event["kind"] == "failure":
+            marks[event["seconds"]] = event["what"]
+            ends.setdefault(len(starts), event["seconds"])
+        elif event["kind"] == "end" and f": attempt {len(starts)}: " in event["what"]:
+            ends[len(starts)] = event["seconds"]
+    known = [event["seconds"] for event in timeline]
+    known += [points[-1][0] for points in report["machines"]["memory"].values()]  # what still runs has no event yet
+    end = max(known, default=0.0)
+    stops = (ends.get(number, following) for number, following in enumerate([*starts[1:], end], 1))
+    return bands.attempts(list(zip(starts, stops, strict=True)), marks, end)
 
 
 def _first_failure(report: Mapping[str, Any]) -> str:
@@ -317,8 +340,9 @@ def _finding(finding: Mapping[str, Any]) -> str:
 
 
 def _charts(series: Mapping[str, Any], titles: Mapping[str, str], x_name: str) -> str:
+    gap = GAP if titles is MACHINES else math.inf
     shown = [
-        chart(title, _few(series[name]), x_name, from_zero=name != "loss")
+        chart(title, _few(series[name]), x_name, from_zero=name != "loss", gap=gap)
         for name, title in titles.items()
         if series[name]
     ]
@@ -330,18 +354,15 @@ def _few(lines: Mapping[str, Any]) -> Mapping[str, Any]:
     several.
     """
     groups = _by_attempt(lines)
-    if len(lines) <= MAX_LINES:
-        each = {(attempt, rank): points for attempt, ranks in groups.items() for rank, points in sorted(ranks.items())}
-        several = len(groups) > 1
-        named = {f"{f'attempt {key[0]}, ' if several else ''}rank {key[1]}": points for key, points in each.items()}
-        return named or dict(sorted(lines.items()))
     if not groups:  # hosts
-        return bands.summarise(lines)
-    return {
-        f"attempt {attempt}: {name}": points
-        for attempt, ranks in groups.items()
-        for name, points in bands.summarise({str(rank): each for rank, each in ranks.items()}).items()
-    }
+        return bands.summarise(lines) if len(lines) > MAX_LINES else dict(sorted(lines.items()))
+    shown: dict[str, Any] = {}
+    for attempt, ranks in groups.items():
+        before = f"attempt {attempt}, " if len(groups) > 1 else ""
+        named = {f"rank {rank}": points for rank, points in sorted(ranks.items())}
+        few = bands.summarise(named) if max(map(len, groups.values())) > MAX_LINES else named
+        shown |= {f"{before}{name}": points for name, points in few.items()}
+    return shown
 
 
 def _heat_map(step_times: Mapping[str, Any], x_name: str) -> str:

@@ -466,9 +466,43 @@ def test_the_legend_is_sorted_and_names_an_attempt_once(made: report_data.Report
     assert legend is not None
     shown = re.findall(r"<span[^>]*>(.*?)</span>", legend[0])
     assert shown == ["attempt 1, rank 0", "rank 2", "rank 10", "attempt 2, rank 0", "rank 1"]
+    data["training"]["loss"] = {
+        f"attempt {attempt}, rank {rank}": points for attempt in range(1, 5) for rank in (0, 1, 2)
+    }
+    page = html.render(data)
+    legend = re.search(r"<figcaption>loss .*?</figcaption>", page)
+    assert legend is not None and re.findall(r"<span[^>]*>(.*?)</span>", legend[0]) == ["rank 0", "rank 1", "rank 2"]
+    lines = re.findall(r"stroke=\"(\S+)\"( opacity=\S+)?><title>attempt (\d), rank (\d)<", page)
+    assert len(lines) == 12 and len({(colour, rank) for colour, _, _, rank in lines}) == 3
+    assert {attempt for _, pale, attempt, _ in lines if not pale} == {"4"}
     data["training"]["loss"] = {f"attempt 1, rank {rank}": points for rank in (1, 0)}
     legend = re.search(r"<figcaption>loss .*?</figcaption>", html.render(data))
     assert legend is not None and re.findall(r"<span[^>]*>(.*?)</span>", legend[0]) == ["rank 0", "rank 1"]
+
+
+def bars_of(*timeline: tuple[float, str, str], measured_until: float = 0.0) -> list[tuple[float, float]]:
+    """The left and the right end of each attempt in the report of these events, and the marks, in percent."""
+    events = [{"seconds": at, "kind": kind, "what": what} for at, kind, what in timeline]
+    drawn = html._attempts({"timeline": events, "machines": {"memory": {"a": ((0.0, 1.0), (measured_until, 1.0))}}})
+    bars = re.findall(r'class="attempt" style="left:([0-9.]+)%;width:([0-9.]+)%', drawn)
+    marks = re.findall(r'class="event" style="left:min\(([0-9.]+)%', drawn)
+    return [(float(x), float(x) + float(width)) for x, width in bars] + [(float(x), float(x)) for x in marks]
+
+
+def test_the_bar_of_an_attempt_ends_with_it_and_not_with_the_wait_for_the_next_one() -> None:
+    first, lost = (0.0, "attempt", "attempt 1 started"), (10.0, "failure", "a, the head, was lost; b was elected")
+    ended = (20.0, "end", "b: attempt 1: all processes failed or were stopped")
+    again, end = (80.0, "attempt", "attempt 2 started"), (100.0, "end", "the run succeeded")
+    assert bars_of(first, lost, ended, again, end) == [(0, 20), (80, 100), (10, 10)]
+    assert bars_of(first, lost, again, end) == [(0, 10), (80, 100), (10, 10)]
+    assert bars_of(first, (50.0, "change", "c is back"), measured_until=100.0) == [(0, 100)]
+
+
+def test_a_curve_is_interrupted_where_a_host_was_off() -> None:
+    points = [(float(at), 1.0) for at in (0, 10, 20, 31, 100, 110, 200)]
+    drawn = chart("CPU", {"a": points}, "seconds", gap=2.5)
+    assert (drawn.count("<polyline"), drawn.count("<circle")) == (2, 1)
+    assert chart("CPU", {"a": points}, "seconds").count("<polyline") == 1
 
 
 def test_the_report_of_512_ranks_over_a_day_stays_small(made: report_data.Report) -> None:
