@@ -70,15 +70,16 @@ class RunStatus:
         if "step" in self._newest:
             total = f"/{self._newest['total']:.0f}" if "total" in self._newest else ""
             parts.append(f"step {self._newest['step']:.0f}{total}")
-        if (left := self._time_left()) is not None:
+        is_training = self._state in ("running", "ready")
+        if is_training and (left := self._time_left()) is not None:
             parts.append(f"ETA {elapsed(max(0.0, left - (now - self._step_at)))}")
         if "loss" in self._newest:
             parts.append(f"loss {self._newest['loss']:.4g}")
-        if self._rates:
+        if is_training and self._rates:
             parts.append(self._rate())
         if self.gpu_use is not None and self._state == "running":
             parts.append(f"GPU {self.gpu_use:.0f} %")
-        if slowest := self._slowest():
+        if is_training and (slowest := self._slowest()):
             parts.append(slowest)
         if self._state == "running" and now - self._heard_at >= SILENT:
             parts.append(f"no output for {elapsed(now - self._heard_at)}")

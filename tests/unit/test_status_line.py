@@ -67,6 +67,18 @@ def test_it_tells_how_much_is_left_at_the_pace_of_this_attempt(status: RunStatus
     assert "ETA" not in status.text(230.0)
 
 
+def test_it_tells_no_pace_while_the_run_waits(status: RunStatus) -> None:
+    lines = [
+        line(f"step {step}/500 loss 3 samples/s 200 step_time {1 + rank}", rank) for step in (1, 9) for rank in (0, 1)
+    ]
+    status.see(lines[:2], 110.0)
+    status.see(lines[2:], 120.0)
+    assert {"ETA", "slowest:"} <= set(status.text(121.0).split())
+    status.see([agent("waiting for gpu-2 to come back (up to 60 s)")], 125.0)
+    assert not {"ETA", "slowest:"} & set(status.text(126.0).split()) and "/s" not in status.text(126.0)
+    assert "step 9/500" in words(status, 126.0)
+
+
 def test_a_bar_without_figures_is_in_the_status_line_and_not_printed(status: RunStatus) -> None:
     shown: list[Line] = []
     stage = StatusLine(status, lambda _: None)
