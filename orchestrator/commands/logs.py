@@ -162,6 +162,7 @@ def make_view(
         late=late,
         mask=mask,
         revive=reviver.revive if run.unfinished else None,
+        note=console.note,
         find_host=lambda name: model.find_new_host(inventory, name, os.environ),
     )
 

@@ -149,6 +149,7 @@ def _make_view(
         ranks,
         mask=mask,
         revive=reviver.revive,
+        note=console.note,
         find_host=lambda name: model.find_new_host(resolved.inventory, name, os.environ),
     )
 

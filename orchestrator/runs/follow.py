@@ -139,12 +139,13 @@ class View:
         late: Collection[str] = (),
         mask: Mask | None = None,
         revive: Callable[[Host], None] | None = None,
+        note: Callable[[str], None] | None = None,
         find_host: Callable[[str], Host | None] = lambda _: None,
     ) -> None:
         """`kept`: the caller keeps all lines in memory, so their number is limited. `late`: hosts that did not answer
         yet; the lines of the others do not wait for theirs. `mask`: no line is cut inside of a secret.
-        `revive`: called, in threads, for a host that has no guard while the run is not over there. `find_host`: finds
-        a host that was added to the run, by its name, to follow it as well.
+        `revive`: called, in threads, for a host that has no guard while the run is not over there. `note`: prints good
+        news; None: `warn` does. `find_host`: finds a host that was added to the run, by its name, to follow it as well.
         """
         self._run_id = run_id
         self._hosts = hosts
@@ -157,7 +158,7 @@ class View:
         self._late = late
         self._first_ahead = 0.0  # s by which the first host's clock is ahead of the controller's
         self._ahead: dict[str, float] = {}
-        self._readers = Readers(self, hosts, fleet, warn, late, follow=log_filter.follow, kept=kept)
+        self._readers = Readers(self, hosts, fleet, warn, note or warn, late, follow=log_filter.follow, kept=kept)
         idle_after = IDLE_AFTER if on_terminal else IDLE_AFTER_PIPED
         names = [host.name for host in hosts]
         self._intake = Intake(names, late, idle_after, _RankFilter(ranks, warn).allows, self._readers.on_its_way, mask)

@@ -110,6 +110,7 @@ class Readers:
         hosts: Sequence[Host],
         fleet: Fleet,
         warn: Callable[[str], None],
+        note: Callable[[str], None],
         late: Collection[str],
         *,
         follow: bool,
@@ -120,6 +121,7 @@ class Readers:
         self.hosts = list(hosts)
         self.fleet = fleet
         self.warn = warn
+        self.note = note
         self.late = set(late)
         self.follow = follow
         self.kept = kept
@@ -233,7 +235,7 @@ class _Reader:
             readers.put(host.name, Clock(readers.consumer.compare_clock(host, session)))
             self._needs_clock = False
         if self._is_away:
-            readers.warn(f"{host.name}: connected again")
+            readers.note(f"{host.name}: connected again")
             readers.put(host.name, Back())
             self._is_away, self._wait = False, MIN_RECONNECT
         question = readers.consumer.question(host, self._offsets, self._live)

@@ -281,6 +281,21 @@ def test_a_host_that_is_dead_keeps_nobody_once_the_run_is_over_elsewhere(
     of.close()
 
 
+def test_that_a_host_is_connected_again_is_no_warning(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.0)
+    put(log, "1.0.out", [(1.0, b"hello\n")])
+    answers = iter([lambda relay, request: relay.cut(), lambda relay, request: relay.result(request, SUCCEEDED)])
+    dialer = Dialer(a=lambda relay, request: next(answers)(relay, request))
+    of = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    warned: list[str] = []
+    noted: list[str] = []
+    view = View(RUN, HOSTS[:1], LogFilter(follow=True), of, warned.append, note=noted.append)
+    view.run(Sink(lambda lines: None))
+    of.close()
+    assert len(warned) == 1 and "again" in warned[0]
+    assert len(noted) == 1 and "connected" in noted[0]
+
+
 def test_of_a_host_that_goes_after_the_end_of_the_run_it_is_not_said_that_the_run_goes_on(log: Path) -> None:
     put(log, "1.0.out", [(1.0, b"last words\n")])
     started = threading.Event()
