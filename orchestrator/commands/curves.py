@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..answers.recorded import RankSample
+from ..hosts import claims
 from .board_rows import BoardRow, amount, figures_of, losses_of, number
 
 POINTS = 400  # of a curve of the run; the oldest are dropped
@@ -24,11 +25,12 @@ class History:
 
     def __init__(self) -> None:
         self.lines: deque[tuple[str, RankSample]] = deque(maxlen=LINES)
-        """The newest lines of ranks that the samples have shown, with the host."""
+        """The newest lines of ranks in the newest attempt that the samples have shown, with the host."""
         self._points: dict[str, deque[float]] = {name: deque(maxlen=POINTS) for name in ("loss", "rate", "GPU %")}
         self._rows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=ROW_POINTS))
         self._lines_at: dict[int, float] = {}
         self._figures: dict[int, Mapping[str, float]] = {}  # of each rank, as last seen
+        self._attempt = 0
 
     def add(self, rows: Sequence[BoardRow]) -> None:
         """Add the newest samples of all hosts."""
@@ -44,6 +46,12 @@ class History:
         self._add("GPU %", _mean(gpu.busy for row in rows if row.now for gpu in row.now.gpus if gpu.busy is not None))
         for row in rows:
             self._add_row(row, changed)
+        parts = [row.part for row in rows if row.part is not None and row.part.node == row.node]
+        attempt = claims.state_of_run(parts)[2] if parts else self._attempt
+        if attempt > self._attempt:
+            self.lines.clear()
+            self._attempt = attempt
+        rows = [row for row in rows if row.part is None or row.part.attempt >= self._attempt]
         new = [(row.host, rank) for row in rows for rank in row.ranks if rank.at > self._lines_at.get(rank.rank, 0.0)]
         self._lines_at |= {rank.rank: rank.at for _, rank in new}
         self.lines.extend(sorted((pair for pair in new if pair[1].last), key=lambda pair: pair[1].at))

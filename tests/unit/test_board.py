@@ -402,6 +402,22 @@ def test_a_loss_that_is_not_finite_is_not_in_the_curve() -> None:
     assert history.curves(120).startswith("loss █▁ 0.5")
 
 
+def test_the_newest_lines_are_those_of_the_newest_attempt() -> None:
+    history = History()
+    before = [replace(each, now=sample(number, 2.0, host="ab"[number])) for number, each in enumerate(hosts(2))]
+    history.add([each.seen() for each in before])
+    assert {host for host, _ in history.lines} == {"gpu-00", "gpu-01"}
+    again = replace(before[0], now=sample(0, 4.0, host="a", attempt=2))
+    history.add([again.seen(), before[1].seen()])
+    assert not history.lines  # no rank has printed in it yet
+    assert again.now is not None
+    again.now["ranks"][0].update(at=1004.0, last="hello")
+    late = sample(1, 4.0, host="b")
+    late["ranks"][0].update(at=1005.0, last="of the first attempt")
+    history.add([again.seen(), replace(before[1], now=late).seen()])
+    assert [rank.last for _, rank in history.lines] == ["hello"]
+
+
 def test_a_curve_has_no_point_for_a_sample_without_news() -> None:
     history = History()
     one = hosts(1)[0]
