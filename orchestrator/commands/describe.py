@@ -8,11 +8,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..answers.recorded import RECORD, Record
+from ..answers.recorded import RECORD, Record, Spec
 from ..inventory import advice
 from ..inventory.model import Inventory
 from ..output.console import number_of
 from ..output.lines import Mask, presentable, rfc3339, whole_seconds
+from ..plan import accelerate
 from ..plan.run_program import without_program
 from ..runs import recent, registry, timeline, waiting
 from ..ui.event_rows import fold_ends
@@ -73,7 +74,7 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
         "by": shown(run.by),
         "ended_at": None if run.unfinished or run.ended_at is None else rfc3339(run.ended_at),
         "inventory": started.inventory if started else inventory.path,
-        "command": shown(shlex.join(without_program(spec.command))) if spec else shown(run.script),
+        "command": shown(shlex.join(command_of(spec))) if spec else shown(run.script),
         "python": shown(spec.python) if spec else None,
         "launcher": _launcher(spec.launcher) if spec else None,
         "setup": [shown(line) for line in spec.setup or ()] if spec else [],
@@ -101,6 +102,14 @@ def describe_commit(code: Mapping[str, Any]) -> str:
     if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):
         return ""
     return commit[:12] + (f", {number_of(changed, 'file')} changed" if isinstance(changed, int) and changed else "")
+
+
+def command_of(spec: Spec) -> Sequence[str]:
+    """The command that the user gave, without the launcher and its flags."""
+    command = without_program(spec.command)
+    if _launcher(spec.launcher) == "accelerate":
+        return accelerate.split_flags(command)[1] or command
+    return command
 
 
 def _launcher(launcher: Any) -> str | None:

@@ -14,9 +14,8 @@ from ..hosts import claims
 from ..node.serve.figures import figures as figures_in
 from ..output.lines import Line, Mask, presentable, rfc3339
 from ..output.span import ALL, Span
-from ..plan.run_program import without_program
 from ..runs import registry, timeline
-from .describe import describe_commit
+from .describe import command_of, describe_commit
 
 WAYS: tuple[Way, ...] = ("received", "sent")
 PRIVATE = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
@@ -356,7 +355,7 @@ def _config(spec: Spec, mask: Mask) -> dict[str, Any]:
         "ports",
     )
     return {
-        "command": [mask.hide(word) for word in without_program(spec.command)],
+        "command": [mask.hide(word) for word in command_of(spec)],
         "launcher": spec.launcher["name"] if isinstance(spec.launcher, dict) else "",
         "env": env,
         **{key: getattr(spec, key) for key in keys},

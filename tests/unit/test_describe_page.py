@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from orchestrator.commands.describe import _lines
+import pytest
+
+from orchestrator.answers.recorded import Spec
+from orchestrator.commands.describe import _lines, command_of
+from orchestrator.node.serve import runs
 from orchestrator.plan.run_program import RUN_PROGRAM, without_program
 
 
@@ -48,3 +52,20 @@ def test_the_program_around_a_command_is_not_shown() -> None:
     assert without_program(["/p", "-u", "-c", RUN_PROGRAM, "bash", "run.sh"]) == ["bash", "run.sh"]
     for own in (["/p", "-u", "train.py", "-c", "x.yaml"], ["/p", "-u", "-c", "print(1)", "x"]):
         assert without_program(own) == own
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["--multi_gpu", "train.py", "--steps", "6"], "train.py"),
+        (["--multi_gpu", "--mixed_precision", "bf16", "-m", "my.train", "--steps", "6"], "-m my.train"),
+        (["--multi_gpu", "program", "--steps", "6"], None),
+    ],
+)
+def test_of_accelerate_the_script_is_shown_and_not_its_flags(words: list[str], script: str | None) -> None:
+    command = ("/p", "-u", "-c", RUN_PROGRAM, *words)
+    launcher = {"name": "accelerate"}
+    shown = command_of(Spec((), "ann", "/p", {}, command, None, launcher=launcher))
+    assert " ".join(shown) == (f"{script} --steps 6" if script else " ".join(words))
+    assert runs._script(list(command), launcher) == (script or words[0])
+    assert runs._script(list(command), {"name": "node"}) == " ".join(words)

@@ -40,7 +40,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "started_at": spec["created_at"],
         "ended_at": (ended or {}).get("at"),
         "by": spec["by"],
-        "script": _script(spec["command"]),
+        "script": _script(spec["command"], spec.get("launcher")),
         "node": spec["node"],
         "host": spec["host"],
         "hosts": [node["host"] for node in nodes],
@@ -95,12 +95,16 @@ def _state_here(spec: Dict[str, Any], now: Dict[str, Any]) -> str:
     return STATES[phase]
 
 
-def _script(command: List[str]) -> str:
+def _script(command: List[str], launcher: Any) -> str:
     """The script of the command: `train.py`, or `-m` and a module. Of another program: its first words."""
     words = [word for word in command[1:] if word != "-u"]
     if words[:1] == ["-c"] and len(words) > 2:
-        return " ".join(words[2:])[:SCRIPT_MOST]
-    return " ".join(words[: 2 if words[:1] == ["-m"] else 1])[:SCRIPT_MOST]
+        words = words[2:]
+        if not isinstance(launcher, dict) or launcher.get("name") != "accelerate":
+            return " ".join(words)[:SCRIPT_MOST]
+        begins = (number for number, word in enumerate(words) if word in ("-m", "--module") or word.endswith(".py"))
+        words = words[next(begins, 0) :]  # without the flags of accelerate
+    return " ".join(words[: 2 if words[:1] in (["-m"], ["--module"]) else 1])[:SCRIPT_MOST]
 
 
 def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
