@@ -71,6 +71,7 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
     code = spec.code if spec and isinstance(spec.code, dict) else {}
     return {
         **run.as_dict(),
+        "attempt": timeline.newest_attempt(run, events),
         "by": shown(run.by),
         "ended_at": None if run.unfinished or run.ended_at is None else rfc3339(run.ended_at),
         "inventory": started.inventory if started else inventory.path,

@@ -104,7 +104,7 @@ def make(
         started_at=run.started_at,
         ended_at=None if (ended_at := _ended_at(run, head)) is None else rfc3339(ended_at),
         by=spec.by,
-        attempts=run.attempt,
+        attempts=timeline.newest_attempt(run, entries),
         ranks=run.ranks,
         first_failure=_mask_texts(first and _as_dict(first), mask),
         said=tuple(presentable(line.text, False, mask) for line in last_lines),

@@ -65,6 +65,11 @@ def _unix_time(time: str) -> float | None:
         return None
 
 
+def newest_attempt(run: Run, entries: Sequence[Entry]) -> int:
+    """`entries`: of `history`, which may be newer than what the hosts have answered about the run."""
+    return max(run.attempt, sum(entry.kind == "attempt" for entry in entries))
+
+
 def source(nodes: Mapping[str, int], head: int, records: Mapping[str, recorded.Record]) -> str | None:
     """The host whose record has the events of a run: its head. If that has not answered, the one that knows most.
 

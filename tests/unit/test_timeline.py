@@ -61,6 +61,13 @@ def test_a_failure_that_the_head_has_recorded_is_not_repeated() -> None:
     assert kinds == ["attempt", "failure", "end"]
 
 
+def test_an_attempt_counts_as_soon_as_its_event_is_known() -> None:
+    run = Run("R", "mine", "starting", 0, "1970-01-01T00:16:40Z", {"a": part_of(**TEAM, host="a")})
+    known = record(*started(1000.0))
+    assert timeline.newest_attempt(run, timeline.history(run, known)) == 1
+    assert timeline.newest_attempt(lost_head(), []) == 1
+
+
 def test_the_verdict_of_a_host_that_was_cut_off_does_not_end_a_run_that_goes_on() -> None:
     parts = {**lost_head().parts, "a": part_of(**TEAM, host="a")}
     found = timeline.history(Run("R", "mine", "running", 1, "1970-01-01T00:16:40Z", parts), record(*started(1000.0)))
