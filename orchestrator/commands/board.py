@@ -30,7 +30,7 @@ from .board_table import (
     rank_entry,
     scale_of,
 )
-from .curves import History, bar
+from .curves import History, bar, epochs_of
 
 HEALTHY = ("running", "succeeded", "spare", "witness", "left")
 BROKEN = ("failed", "lost", "no answer", "no such run")
@@ -108,7 +108,7 @@ def order(rows: Sequence[BoardRow], look: Look, room: int) -> list[str]:
 
 
 def _head(run_id: str, rows: Sequence[BoardRow], screen: Screen) -> list[Text]:
-    training = _training([row for row in rows if row.part], screen.width, screen.history is not None)
+    training = _training([row for row in rows if row.part], screen.width, screen.history)
     lines = [_title(run_id, rows, screen.width), training]
     curves = screen.history.curves(screen.width) if screen.history else ""
     return [*lines, Text(curves, style="cyan")] if curves else lines
@@ -235,7 +235,7 @@ def _age(part: Part, now: float) -> float | None:
     return max(0.0, (now if part.ended_at is None else part.ended_at) - started)
 
 
-def _training(rows: Sequence[BoardRow], width: int, has_blocks: bool) -> Text:
+def _training(rows: Sequence[BoardRow], width: int, history: History | None) -> Text:
     pairs = [(row, rank) for row in rows for rank in row.ranks]
     samples = [rank for _, rank in pairs]
     words = {}
@@ -245,7 +245,7 @@ def _training(rows: Sequence[BoardRow], width: int, has_blocks: bool) -> Text:
             low, high = map(amount if name == "rate" else number, extremes(values))
             words[name] = form.format(low if low == high else f"{low}..{high}")
     if "step" in words:
-        words["step"] += _progress(samples, has_blocks)
+        words["step"] += _progress(samples, history)
     rates = figures_of(samples, "rate")
     if len(rates) > 1:
         # equal rates may be one rate of all ranks together, which each rank prints
@@ -270,14 +270,19 @@ def _training(rows: Sequence[BoardRow], width: int, has_blocks: bool) -> Text:
     return Text(text)
 
 
-def _progress(samples: Sequence[RankSample], has_blocks: bool) -> str:
-    """`/5000 ▕███     ▏ 24%  ETA 6:58:00`; "" if the number of steps is unknown."""
+def _progress(samples: Sequence[RankSample], history: History | None) -> str:
+    """`/5000 ▕███     ▏ 24%  ETA 6:58:00`, or `/10 ▕████    ▏ 40% of this epoch`.
+
+    "" if the number of steps is unknown.
+    """
     totals, steps = figures_of(samples, "total"), figures_of(samples, "step")
     if not totals or max(totals) <= 0:
         return ""
     total, step = max(totals), min(steps)
     share = min(1.0, step / total)
-    drawn = f" ▕{bar(share, 10)}▏" if has_blocks else ""
+    drawn = f" ▕{bar(share, 10)}▏" if history else ""
+    if (history.epochs if history else epochs_of(samples)).has(total):
+        return f"/{number(total)}{drawn} {share:.0%} of this epoch"
     seconds = max(figures_of(samples, "step_time"), default=0.0) * (total - step)
     return f"/{number(total)}{drawn} {share:.0%}" + (f"  ETA {clock(seconds)}" if seconds > 0 else "")
 

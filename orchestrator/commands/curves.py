@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..answers.recorded import RankSample
 from ..hosts import claims
+from ..output.epochs import Epochs
 from .board_rows import BoardRow, amount, figures_of, losses_of, number
 
 POINTS = 400  # of a curve of the run; the oldest are dropped
@@ -31,6 +32,8 @@ class History:
         self._lines_at: dict[int, float] = {}
         self._figures: dict[int, Mapping[str, float]] = {}  # of each rank, as last seen
         self._attempt = 0
+        self.epochs = Epochs()
+        """Of the newest attempt."""
 
     def add(self, rows: Sequence[BoardRow]) -> None:
         """Add the newest samples of all hosts."""
@@ -50,8 +53,10 @@ class History:
         attempt = claims.state_of_run(parts)[2] if parts else self._attempt
         if attempt > self._attempt:
             self.lines.clear()
+            self.epochs = Epochs()
             self._attempt = attempt
         rows = [row for row in rows if row.part is None or row.part.attempt >= self._attempt]
+        epochs_of([rank for row in rows for rank in row.ranks], self.epochs)
         new = [(row.host, rank) for row in rows for rank in row.ranks if rank.at > self._lines_at.get(rank.rank, 0.0)]
         self._lines_at |= {rank.rank: rank.at for _, rank in new}
         self.lines.extend(sorted((pair for pair in new if pair[1].last), key=lambda pair: pair[1].at))
@@ -101,6 +106,14 @@ class History:
     def _add(self, name: str, value: float | None) -> None:
         if value is not None and math.isfinite(value):
             self._points[name].append(value)
+
+
+def epochs_of(ranks: Iterable[RankSample], known: Epochs | None = None) -> Epochs:
+    """What the samples tell of epochs, added to what is known."""
+    epochs = Epochs() if known is None else known
+    for rank in ranks:
+        epochs.see(rank.rank, rank.figures, rank.last)
+    return epochs
 
 
 def sparkline(values: Sequence[float], top: float | None = None) -> str:

@@ -5,6 +5,7 @@ lines           a line; LineAssembler, Merger, and Painter, which puts the tag (
 pipeline        stages and their one clock
 harmless        hides warnings that mean nothing in a run that works
 bars            keeps back states of progress bars
+epochs          notices that steps begin again in each epoch
 torchrun_noise  shortens torchrun's stack traces
 folding         folds equal lines of many ranks
 mask            hides secrets

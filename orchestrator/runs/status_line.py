@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ..node.serve.figures import figures
+from ..output.epochs import Epochs
 from ..output.lines import Line
 from ..output.pipeline import Stage
 
@@ -38,6 +39,7 @@ class RunStatus:
         self._newest: dict[str, float] = {}  # step, total and loss, of the newest line that has them
         self._first_step: tuple[float, float] | None = None  # the first step of this attempt, and when it was printed
         self._step_at = began
+        self._epochs = Epochs()
         self._bar = ""  # the newest progress bar, if it has no figures
         self._step_times: dict[int, float] = {}
         self._rates: dict[int, float] = {}
@@ -69,7 +71,7 @@ class RunStatus:
             parts.append(f"first lines of {len(self._heard)} of {self._ranks} ranks")
         if "step" in self._newest:
             total = f"/{self._newest['total']:.0f}" if "total" in self._newest else ""
-            parts.append(f"step {self._newest['step']:.0f}{total}")
+            parts.append(f"step {self._newest['step']:.0f}{total}{' of this epoch' if self._is_of_epoch() else ''}")
         is_training = self._state in ("running", "ready")
         if is_training and (left := self._time_left()) is not None:
             parts.append(f"ETA {elapsed(max(0.0, left - (now - self._step_at)))}")
@@ -105,6 +107,7 @@ class RunStatus:
         self._heard = set()
         self._newest = {}
         self._first_step = None
+        self._epochs = Epochs()
         self._bar = ""
         self._step_times = {}
         self._rates = {}
@@ -116,6 +119,8 @@ class RunStatus:
             self._step_times[line.rank] = values["step_time"]
         if "rate" in values and math.isfinite(values["rate"]) and line.rank is not None:
             self._rates[line.rank] = values["rate"]
+        if line.rank is not None:
+            self._epochs.see(line.rank, values, line.text)
         if "step" in values:
             if self._first_step is None or values["step"] < self._newest.get("step", 0.0):  # an epoch may count anew
                 self._first_step = values["step"], now
@@ -124,13 +129,16 @@ class RunStatus:
 
     def _time_left(self) -> float | None:
         """Seconds at the newest step until the last one, at the pace of this attempt; None: unknown."""
-        if self._first_step is None or "total" not in self._newest:
+        if self._first_step is None or "total" not in self._newest or self._is_of_epoch():
             return None
         first, at = self._first_step
         steps = self._newest["step"] - first
         if steps <= 0 or self._step_at <= at:
             return None
         return (self._newest["total"] - self._newest["step"]) * (self._step_at - at) / steps
+
+    def _is_of_epoch(self) -> bool:
+        return "total" in self._newest and self._epochs.has(self._newest["total"])
 
     def _rate(self) -> str:
         """The sum of all ranks, as in `top`. Equal rates may be one rate of all ranks, which each rank prints."""

@@ -542,6 +542,22 @@ def test_the_steps_that_are_left_give_an_estimate() -> None:
     assert line.startswith("step 400/1000 ▕████      ▏ 40%  ETA 20:00")
 
 
+def test_steps_that_begin_again_in_each_epoch_give_no_estimate() -> None:
+    history = History()
+    one = hosts(1)[0]
+    assert one.now is not None
+    shown = []
+    for step in (400, 900, 100):
+        for rank in one.now["ranks"]:
+            rank["figures"] = {"step": step, "total": 1000, "step_time": 2.0}
+        history.add([one.seen()])
+        shown.append(render("R", [one.seen()], Screen(120, 24, KEYS, Mask(), history)).plain.splitlines()[1])
+    assert ["ETA" in line for line in shown] == [True, True, False]
+    assert "10% of this epoch" in shown[2]
+    one.now["ranks"][0].update(last="epoch 2:  40%|####      | 400/1000 [00:01<00:02, 2.00it/s]")
+    assert "of this epoch" in render("R", [one.seen()], Screen(120, 24, KEYS, Mask())).plain
+
+
 def test_why_a_host_does_not_answer_is_shown_where_there_is_no_room_for_last_lines() -> None:
     seen = hosts(3)
     seen[1] = Told("gpu-01", trouble="connect: refused")

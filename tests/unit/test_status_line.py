@@ -79,6 +79,34 @@ def test_it_tells_no_pace_while_the_run_waits(status: RunStatus) -> None:
     assert "step 9/500" in words(status, 126.0)
 
 
+def bars(*done: int, before: str = "") -> list[Line]:
+    return [line(f"{before}{10 * step}%|###  | {step}/10 [00:01<00:02,  2.00it/s]") for step in done]
+
+
+@pytest.mark.parametrize(
+    ("lines", "of_epoch"),
+    [
+        (bars(3, 5), False),
+        (bars(3, 10, 2, 4), True),
+        (bars(3, 4, before="Epoch 2/9: "), True),
+        (bars(3, 4, before="Epoch: "), False),  # it counts epochs
+        ([line("step 3/10", 0), line("step 4/10", 1), line("step 4/10", 0)], False),
+        ([line("step 3/10"), line("step 4/10"), *[line(f"1/4 [00:01<00:02, {pace}it/s]") for pace in "12"]], False),
+    ],
+)
+def test_a_bar_of_an_epoch_does_not_tell_when_the_run_ends(
+    status: RunStatus, lines: list[Line], of_epoch: bool
+) -> None:
+    for number, each in enumerate([*lines, lines[-1]]):
+        status.see([each], 110.0 + number)
+    assert ("of this epoch" in status.text(120.0)) is of_epoch
+    if of_epoch:
+        assert "ETA" not in status.text(120.0)
+        status.see([agent("attempt 2 on gpu-1, rendezvous at 10.0.0.1:29400", 2)], 121.0)
+        status.see([line("step 1/10", attempt=2)], 122.0)
+        assert "epoch" not in status.text(122.0)
+
+
 def test_a_bar_without_figures_is_in_the_status_line_and_not_printed(status: RunStatus) -> None:
     shown: list[Line] = []
     stage = StatusLine(status, lambda _: None)
