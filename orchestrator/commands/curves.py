@@ -33,7 +33,6 @@ class History:
         self._figures: dict[int, Mapping[str, float]] = {}  # of each rank, as last seen
         self._attempt = 0
         self.epochs = Epochs()
-        """Of the newest attempt."""
 
     def add(self, rows: Sequence[BoardRow]) -> None:
         """Add the newest samples of all hosts."""
@@ -53,7 +52,7 @@ class History:
         attempt = claims.state_of_run(parts)[2] if parts else self._attempt
         if attempt > self._attempt:
             self.lines.clear()
-            self.epochs = Epochs()
+            self.epochs.restart()
             self._attempt = attempt
         rows = [row for row in rows if row.part is None or row.part.attempt >= self._attempt]
         epochs_of([rank for row in rows for rank in row.ranks], self.epochs)

@@ -9,7 +9,7 @@ _LABEL = re.compile(r"\bepoch\W{0,3}\d+\b(?!%)[^|%\n]*?\d+%\|", re.IGNORECASE)  
 
 
 class Epochs:
-    """The bars of one attempt."""
+    """The bars of a run."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[int, float], float] = {}  # the newest one of each rank, by the last step of its bar
@@ -23,6 +23,10 @@ class Epochs:
         if step < self._steps.get(bar, step) or _LABEL.search(text):
             self._totals.add(figures["total"])
         self._steps[bar] = step
+
+    def restart(self) -> None:
+        """A new attempt begins: the steps of its ranks begin again, whatever they count."""
+        self._steps = {}
 
     def has(self, total: float) -> bool:
         """Whether steps up to `total` are those of an epoch."""

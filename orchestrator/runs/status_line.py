@@ -19,6 +19,9 @@ READ = 200  # of each batch of lines, only so many of the newest are read for fi
 ATTEMPT = re.compile(r"ddp-orch: attempt (\d+) on ")
 STOPS = re.compile(r"ddp-orch: (?:first failure: |stopping all nodes|asking the ranks for a snapshot)")
 WAITS = re.compile(r"ddp-orch: (waiting for .*)")
+WITHOUT_HEAD = re.compile(
+    r"ddp-orch: no message from the head \((\S+)\) for \d+ s: stopping(; waiting (up to .*) for it to come back)?"
+)
 READY = re.compile(r"ddp-orch: ready after \d+ s: ")
 ENDS = re.compile(r"ddp-orch: the run (?!waits)")
 
@@ -47,7 +50,7 @@ class RunStatus:
     def see(self, lines: Sequence[Line], now: float) -> None:
         for number, line in enumerate(lines, 1):
             if line.rank is None:
-                self._see_agent(line.text)
+                self._see_agent(line.text, line.attempt)
             elif line.attempt >= self._attempt:
                 if line.attempt > self._attempt:
                     self._begin(line.attempt)
@@ -89,7 +92,7 @@ class RunStatus:
             parts.append(self._bar)
         return "  ".join(parts)
 
-    def _see_agent(self, text: str) -> None:
+    def _see_agent(self, text: str, attempt: int) -> None:
         if not text.startswith("ddp-orch: "):
             return
         if match := ATTEMPT.match(text):
@@ -98,6 +101,8 @@ class RunStatus:
             self._state = "stopping"
         elif match := WAITS.match(text):
             self._state = match[1]
+        elif (match := WITHOUT_HEAD.match(text)) and attempt >= self._attempt:  # not of a host that was cut off before
+            self._state = f"waiting for {match[1]} to come back ({match[3]})" if match[2] else "stopping"
         elif ENDS.match(text):
             self._state = "ended"
 
@@ -107,7 +112,7 @@ class RunStatus:
         self._heard = set()
         self._newest = {}
         self._first_step = None
-        self._epochs = Epochs()
+        self._epochs.restart()
         self._bar = ""
         self._step_times = {}
         self._rates = {}

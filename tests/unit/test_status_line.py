@@ -104,7 +104,25 @@ def test_a_bar_of_an_epoch_does_not_tell_when_the_run_ends(
         assert "ETA" not in status.text(120.0)
         status.see([agent("attempt 2 on gpu-1, rendezvous at 10.0.0.1:29400", 2)], 121.0)
         status.see([line("step 1/10", attempt=2)], 122.0)
-        assert "epoch" not in status.text(122.0)
+        assert "of this epoch" in status.text(122.0)  # the script is the same
+
+
+def test_a_new_attempt_is_no_new_epoch(status: RunStatus) -> None:
+    status.see([line("step 9/10")], 110.0)
+    status.see([agent("attempt 2 on gpu-1, rendezvous at 10.0.0.1:29400", 2), line("step 3/10", attempt=2)], 120.0)
+    assert "epoch" not in status.text(121.0)
+
+
+def test_the_hosts_may_wait_for_their_head(status: RunStatus) -> None:
+    status.see([line("step 9/10")], 110.0)
+    silent = agent("no message from the head (gpu-0) for 8 s: stopping; waiting up to 2 min for it to come back")
+    status.see([silent], 120.0)
+    assert {"waiting", "gpu-0", "min)"} <= set(status.text(120.0).split())
+    status.see([agent("attempt 2 on gpu-1, rendezvous at 10.0.0.1:29400", 2), silent], 130.0)
+    assert status.text(130.0).startswith("starting")
+    silent = agent("no message from the head (gpu-0) for 8 s: stopping; the hosts that are left elect another head", 2)
+    status.see([silent], 140.0)
+    assert status.text(140.0).startswith("stopping")
 
 
 def test_a_bar_without_figures_is_in_the_status_line_and_not_printed(status: RunStatus) -> None:
