@@ -126,7 +126,11 @@ def _first_failure(run: registry.Run, record: Record | None) -> str | None:
             return f"{failure.host}: {failure}"
     if record is None or record.run is None:
         return None
-    return timeline.first_failures(record.events, record.run.hosts).get(record.run.attempt)
+    failures = timeline.first_failures(record.events, record.run.hosts)
+    head = next((host for host, node in run.all_nodes.items() if node == run.head), "")
+    if not failures and run.waits and head in run.waits.hosts:
+        return f"{head}: head lost"  # no other host records events then
+    return failures.get(record.run.attempt)
 
 
 def _lines(page: Mapping[str, Any], all_events: str, missing: Sequence[str] = ()) -> Sequence[str]:

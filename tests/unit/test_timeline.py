@@ -9,6 +9,7 @@ from fake_relay import A_RUN, part_of
 
 from orchestrator.answers.decode import decode
 from orchestrator.answers.recorded import Event, Record
+from orchestrator.commands import describe
 from orchestrator.runs import timeline
 from orchestrator.runs.registry import Run
 
@@ -59,6 +60,16 @@ def test_a_failure_that_the_head_has_recorded_is_not_repeated() -> None:
     known = record(*started(1000.0), event("Lost", 1050.0, node=1))
     kinds = [entry.kind for entry in timeline.history(lost_head(state="lost"), known)]
     assert kinds == ["attempt", "failure", "end"]
+
+
+def test_a_run_that_waits_for_its_head_has_lost_it() -> None:
+    waits = {"hosts": ["a"], "until": 1050.0}
+    parts = {"b": part_of(**TEAM, host="b", node=1, state="waiting", waits=waits)}
+    run = Run("R", "mine", "waiting", 1, "1970-01-01T00:16:40Z", parts)
+    assert describe._first_failure(run, record(host="b", node=1)) == "a: head lost"
+    waits["hosts"] = ["c"]
+    parts["b"] = part_of(**TEAM, host="b", node=1, state="waiting", waits=waits)
+    assert describe._first_failure(run, record(*started(1000.0), event("Lost", 1010.0, node=2))) == "c: host lost"
 
 
 def test_an_attempt_counts_as_soon_as_its_event_is_known() -> None:
