@@ -119,15 +119,18 @@ def _names(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[str]:
 def _ends(events: Sequence[recorded.Event]) -> dict[int, _End]:
     """By attempt, what ended it first."""
     ends: dict[int, _End] = {}
-    running: set[tuple[int, int]] = set()  # (attempt, node)
+    running: set[tuple[int, int]] = set()  # (attempt, node) that have not finished
     leaving: set[int] = set()
-    attempt = head = 0
+    attempt = head = begun = 0
     for event in events:
         match event:
             case recorded.AttemptOrdered():
                 attempt += 1
             case recorded.Started(fields=started):
+                begun = started.attempt
                 running.add((started.attempt, started.node))
+            case recorded.Exited(fields=exited) if exited.ok:
+                running.discard((exited.attempt, exited.node))  # its loss ends nothing any more
             case recorded.Drain(fields=drained):
                 leaving.add(drained.node)
                 if (attempt, drained.node) in running:
@@ -145,9 +148,10 @@ def _ends(events: Sequence[recorded.Event]) -> dict[int, _End]:
                 if end.kind == "failure" and (gone.heard_at or end.at) < end.at:
                     ends[attempt] = lost  # it was silent before the other one failed
             case recorded.NodeEvent("Elected", elected):
-                if attempt and elected.node == head:
+                is_over = not attempt or (begun == attempt and not any(each[0] == attempt for each in running))
+                if not is_over and elected.node == head:
                     ends.setdefault(attempt, _End(elected.at, "failure", head, "was cut off from the other hosts"))
-                elif attempt and head not in leaving:
+                elif not is_over and head not in leaving:
                     ends.setdefault(attempt, _End(elected.at, "lost", head, "head lost"))
                 head = elected.node
             case _:
@@ -163,6 +167,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
     leaving: set[int] = set()  # nodes that were drained
     ended: set[int] = set()  # those of them that have no rank any more
     lost: set[int] = set()  # nodes that are not back yet
+    finished: set[int] = set()  # nodes whose part of the attempt has succeeded
     ran_on: dict[int, set[int]] = {}  # by attempt, the nodes whose ranks were started
     for event in events:
         if isinstance(event, recorded.Started):
@@ -180,6 +185,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.AttemptOrdered():
                 attempt += 1
                 ended |= leaving
+                finished = set()
                 where = attempt_hosts(attempt)
                 kind, what = "attempt", f"attempt {attempt} started{where and ' on '}{where}"
             case recorded.Failed(fields=failed):
@@ -191,11 +197,14 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.Exited(fields=exited):
                 how = "finished" if exited.ok else "failed or were stopped"
                 ended |= leaving & {exited.node}
+                finished |= {exited.node} if exited.ok else set()
                 kind, what = "end", f"{host(exited.node)}: attempt {exited.attempt}: all processes {how}"
             case recorded.NodeEvent("Lost", gone) if gone.node in ended:
                 kind, what = "change", f"{host(gone.node)} has left the run"
             case recorded.NodeEvent("Lost", gone) if gone.node in leaving:
                 kind, what = "change", f"{host(gone.node)} does not answer any more: it was leaving the run"
+            case recorded.NodeEvent("Lost", gone) if gone.node in finished:
+                kind, what = "change", f"{host(gone.node)} does not answer any more: its processes had finished"
             case recorded.NodeEvent("Lost", gone):
                 lost.add(gone.node)
                 kind, what = "failure", f"{host(gone.node)} was lost: the other hosts received nothing from it"
@@ -206,7 +215,8 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"
                 leaving.add(drained.node)
             case recorded.NodeEvent("Elected", elected):
-                kind = "change" if not attempt or head in leaving else "failure"
+                is_over = not attempt or finished >= ran_on.get(attempt, {-1})
+                kind = "change" if is_over or head in leaving else "failure"
                 if elected.node == head:
                     what = f"no majority of the hosts answered {host(head)}, the head; it was elected again"
                 elif head in leaving:

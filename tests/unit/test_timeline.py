@@ -95,6 +95,16 @@ def test_a_head_that_had_no_majority_for_a_while_was_not_lost() -> None:
     assert entry.kind == "failure" and "majority" in entry.what and "lost" not in entry.what
 
 
+def test_a_host_whose_ranks_have_finished_can_be_lost_without_harm() -> None:
+    finished = [event("Exited", 1010.0 + node, node=node, attempt=1, ok=True) for node in range(3)]
+    for gone in (event("Lost", 1020.0, node=2), event("Elected", 1020.0, node=1)):
+        known = events_of(*started(1000.0), *finished, gone)
+        assert timeline.entries(known, HOSTS)[-1].kind == "change"
+        assert not timeline.first_failures(known, HOSTS) and not timeline.lost_first(known, HOSTS)
+    late = events_of(*started(1000.0), *finished[:2], event("Lost", 1020.0, node=2))
+    assert timeline.entries(late, HOSTS)[-1].kind == "failure" and timeline.lost_first(late, HOSTS) == {1: "c"}
+
+
 FAILURE = {"host": "c", "node": 2, "rank": 2, "what": "rank 2: exit code 1", "said": "KeyError", "at": 1009.0}
 
 
