@@ -40,7 +40,7 @@ folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
 (folder / (rank + ".new")).rename(folder / rank)
 while rank == "0" or not (folder / "fail").exists():
     time.sleep(0.01)
-print("no space left", file=sys.stderr, flush=True)
+print("ENOSPC", file=sys.stderr, flush=True)
 os.kill(os.getpid(), signal.SIGUSR1)
 """
 
@@ -126,7 +126,7 @@ def test_the_only_rank_of_a_host_is_named_though_torchrun_has_ended_too(
     processes.send(guard, signal.SIGCONT)
     first = run.wait_over()[0]["verdict"]["first_failure"]
     assert (first["rank"], first["signal"]) == (1, "SIGUSR1" if is_kept else None)
-    assert first["said"] == "no space left"
+    assert first["said"] == "ENOSPC"
 
 
 def watched(guard: processes.Process) -> set[int]:
