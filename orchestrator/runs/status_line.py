@@ -22,6 +22,10 @@ WAITS = re.compile(r"ddp-orch: (waiting for .*)")
 WITHOUT_HEAD = re.compile(
     r"ddp-orch: no message from the head \((\S+)\) for \d+ s: stopping(; waiting (up to .*) for it to come back)?"
 )
+NO_MAJORITY = re.compile(
+    r"ddp-orch: (?:the head \(\S+\) reaches no majority|no majority of the hosts answers \(silent: (.*?)\)"
+    r"(?:: waiting (up to .*) for them)?)"
+)
 READY = re.compile(r"ddp-orch: ready after \d+ s: ")
 ENDS = re.compile(r"ddp-orch: the run (?!waits)")
 
@@ -103,6 +107,8 @@ class RunStatus:
             self._state = match[1]
         elif (match := WITHOUT_HEAD.match(text)) and attempt >= self._attempt:  # not of a host that was cut off before
             self._state = f"waiting for {match[1]} to come back ({match[3]})" if match[2] else "stopping"
+        elif (match := NO_MAJORITY.match(text)) and attempt >= self._attempt:
+            self._state = f"waiting for {match[1]} ({match[2]})" if match[2] else "stopping"
         elif ENDS.match(text):
             self._state = "ended"
 

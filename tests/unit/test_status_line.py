@@ -125,6 +125,13 @@ def test_the_hosts_may_wait_for_their_head(status: RunStatus) -> None:
     assert status.text(140.0).startswith("stopping")
 
 
+def test_the_hosts_may_wait_for_a_majority(status: RunStatus) -> None:
+    status.see([line("step 9/10"), agent("the head (gpu-0) reaches no majority of the hosts: stopping")], 110.0)
+    assert status.text(110.0).startswith("stopping")
+    status.see([agent("no majority of the hosts answers (silent: gpu-2, gpu-3): waiting up to 10 min for them")], 120.0)
+    assert {"waiting", "gpu-2,", "gpu-3", "min)"} <= set(status.text(120.0).split())
+
+
 def test_a_bar_without_figures_is_in_the_status_line_and_not_printed(status: RunStatus) -> None:
     shown: list[Line] = []
     stage = StatusLine(status, lambda _: None)
