@@ -160,8 +160,11 @@ def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any) -> N
     for node in (2, 3):
         wait_until(lambda node=node: run.record("exit.json", node), 40, "the last hosts give up")
         assert re.findall(r"no majority .*\(silent: (.*)\)", said(run, node)) == ["host-0, host-1"]
-        verdict = run.record("exit.json", node)["verdict"]  # type: ignore[index]
+        record = run.record("exit.json", node)
+        assert record is not None
+        verdict, failure = record["verdict"], record["verdict"]["first_failure"]
         assert verdict["state"] == "lost" and verdict["attempt"] == 1
+        assert failure["what"].startswith("no majority") and failure["at"] < record["at"] - 5  # and not when it gave up
     wait_until(lambda: "was lost" in heard.read_text(), 30, "the last message")
     assert re.findall(r"\"state\": \"(\w+)", heard.read_text()) == ["waiting", "lost"]
     assert heard.read_text().count("host-0, host-1") == 4  # twice in each message

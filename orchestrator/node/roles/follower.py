@@ -341,9 +341,9 @@ class WorkerLink(ClusterLink):
             "host": self._head_host,
             "node": self._head,
             "rank": None,
-            "what": "head lost",
+            "what": self._what_is_lost(),
             "lost": True,
-            "at": time.time(),
+            "at": time.time() - (time.monotonic() - self._heard_at),
         }
 
     def _tells(self) -> bool:
@@ -356,6 +356,7 @@ class WorkerLink(ClusterLink):
         if not self._tells() or status["stop"]:
             return
         here = self._spec["nodes"][self._spec["node"]]["host"]
-        report = dict(self._head_lost(), what="%s, reported by %s" % (self._what_is_lost(), here))
+        report = self._head_lost()
+        report["what"] = "%s, reported by %s" % (report["what"], here)
         message = notify.message(self._spec, label, status["attempt"], report)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
