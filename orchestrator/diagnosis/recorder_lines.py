@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .transcript import LogLine
 
 # a job that cannot start reports that under the same name, on its own stderr
 RECORDER_LINE = re.compile(r"ddp-orch: (?!cannot start |setup line )")
-ATTEMPT = re.compile(r"ddp-orch: attempt (?P<attempt>\d+) on ")
+ATTEMPT = re.compile(r"ddp-orch: attempt (?P<attempt>\d+) on (?P<hosts>.*)")
 LOST = re.compile(
     r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:(?:host|head) lost\b|the host was restarted)"
 )
@@ -23,12 +24,15 @@ NO_MAJORITY = re.compile(
 WITHOUT = re.compile(
     r"ddp-orch: .*restart.* follows, (?:on \d+ hosts?, without|with .+ in place of) (?P<hosts>\S+(?:, \S+)*)$"
 )
+RESTART = re.compile(r"ddp-orch: .*restart.* follows\b")
+"""The attempt has ended."""
 STOPS = re.compile(r"ddp-orch: .*; stopping all nodes$")
 FENCES = re.compile(
     r"ddp-orch: no (?:message from the head \((?P<head>[^)]+)\) for (?P<silence>\d+) s|majority of the hosts .*): "
     r"(?:stopping|waiting)"
 )
-HEARS_AGAIN = re.compile(r"ddp-orch: (?:the head \(\S+\) is back|\S+ is the head)$")
+HEARS_AGAIN = re.compile(r"ddp-orch: (?:the head \(\S+\) is back|\S+ is the head|no longer suspect: .*)$")
+FENCED_TOGETHER = 20.0  # s in which all hosts that are up notice it; one that says so later was off till then
 FENCED_BEFORE = 3.0  # s: ranks are stopped when their permit lapses, and the recorder says why after a whole lease
 
 DRAINS = re.compile(
@@ -83,15 +87,45 @@ def find_killed_guard(recorder: Sequence[LogLine]) -> tuple[str, LogLine] | None
     return None
 
 
-def find_silent_hosts(recorder: Sequence[LogLine], lost: str | None) -> tuple[list[str], LogLine] | None:
-    """The hosts without which there was no majority, and the line that says so.
+@dataclass(frozen=True)
+class Silence:
+    """Hosts without which there was no majority."""
 
-    `lost`: a host that the others have lost; what it did not hear is no loss.
+    hosts: tuple[str, ...]
+    line: LogLine
+    """The line that shows it best."""
+    is_sure: bool
+    """Whether the hosts agree on who was silent."""
+    is_parted: bool = False
+    """Whether every host was silent to some other host that was up."""
+
+
+def find_silence(recorder: Sequence[LogLine], lost: str | None) -> Silence | None:
+    """The hosts that were silent to the others, or found all others silent while these were up.
+
+    Only the first report of each host counts: later ones may be of hosts that are just coming back. `lost`: a host
+    that the others have lost; what it did not hear is no loss.
     """
-    for line in recorder:
-        if (match := NO_MAJORITY.match(line.text)) and (lost is None or line.host != lost):
-            return sorted(match["hosts"].split(", ")), line
-    return None
+    reports: dict[str, tuple[set[str], LogLine]] = {}
+    fences = _find_fences(recorder)
+    for line in fences:
+        if line.host and line.host != lost and (match := NO_MAJORITY.match(line.text)):
+            reports.setdefault(line.host, (set(match["hosts"].split(", ")), line))
+    if not reports:
+        return None
+    fenced = {line.host for line in fences if line.host}
+    began = [match["hosts"].split(", ")[:-1] for line in recorder if (match := ATTEMPT.match(line.text))]
+    hosts = fenced.union(reports, *(silent for silent, _ in reports.values()), *began)
+    alone = {host: line for host, (silent, line) in reports.items() if fenced - {host} and silent == hosts - {host}}
+    if len(hosts) == 2:
+        alone = {}  # of two, nobody knows which one was cut off
+    by_others = {host: report for host, report in reports.items() if host not in alone}
+    if not by_others:
+        return Silence(tuple(sorted(alone)), next(iter(alone.values())), len(alone) > 1, set(alone) == hosts)
+    silent = set(alone).union(*(silent for silent, _ in by_others.values()))
+    is_parted = silent == hosts
+    is_sure = not (is_parted or (len(hosts) == 2 and fenced == hosts))
+    return Silence(tuple(sorted(silent)), next(iter(by_others.values()))[1], is_sure, is_parted)
 
 
 def find_left_out(recorder: Sequence[LogLine]) -> list[str]:
@@ -101,7 +135,7 @@ def find_left_out(recorder: Sequence[LogLine]) -> list[str]:
 
 def find_silent_head(recorder: Sequence[LogLine]) -> tuple[str, float, LogLine] | None:
     """The head of which another host heard nothing, for how many seconds, and the line that says so."""
-    for line in recorder:
+    for line in _find_fences(recorder):
         if (match := FENCES.match(line.text)) and match["head"] and match["head"] != line.host:
             return match["head"], float(match["silence"]), line
     return None
@@ -109,10 +143,23 @@ def find_silent_head(recorder: Sequence[LogLine]) -> tuple[str, float, LogLine] 
 
 def find_cut_off(recorder: Sequence[LogLine], host: str) -> LogLine | None:
     """The line by which a host says that it hears nothing of the others: it was up while they lost it."""
-    return next((line for line in recorder if line.host == host and FENCES.match(line.text)), None)
+    return next((line for line in _find_fences(recorder) if line.host == host), None)
+
+
+def _find_fences(recorder: Sequence[LogLine]) -> list[LogLine]:
+    """The lines by which hosts say that they hear too little of the others, while the attempt ran."""
+    fences: list[LogLine] = []
+    for line in recorder:
+        if RESTART.match(line.text):
+            break
+        if FENCES.match(line.text):
+            fences.append(line)
+    last = (fences[0].at or 0.0) + FENCED_TOGETHER if fences else 0.0
+    return [line for line in fences if (line.at or 0.0) <= last]
 
 
 def is_back(recorder: Sequence[LogLine], host: str) -> bool:
     """Whether the others hear a host again."""
     own = [line.text for line in recorder if line.host == host]
-    return f"ddp-orch: {host} is back" in [line.text for line in recorder] or any(map(HEARS_AGAIN.match, own))
+    back = (f"ddp-orch: {host} is back", f"ddp-orch: {host} is the head")
+    return any(line.text in back for line in recorder) or any(map(HEARS_AGAIN.match, own))

@@ -134,6 +134,70 @@ def test_a_host_that_was_only_cut_off_did_not_go_down(back: list[Line]) -> None:
     assert fenced.text in cut.evidence
 
 
+FOUR = ("node-0", "node-1", "node-2", "node-3")
+
+
+ON_FOUR = agent(0.0, "node-0", f"ddp-orch: attempt 1 on {', '.join(FOUR)}, rendezvous at 10.77.0.1:20001")
+
+
+def fence(host: str, at: float) -> Line:
+    return agent(at, host, FENCE)
+
+
+def no_majority(host: str, at: float, *silent: str) -> Line:
+    what = "stopping; the others may elect another head" if host == "node-0" else "waiting up to 10 min for them"
+    return agent(at, host, f"ddp-orch: no majority of the hosts answers (silent: {', '.join(silent)}): {what}")
+
+
+# hosts 0 and 1 of four were cut off; node-0 was the head
+HEAD_ALONE = [no_majority("node-0", 14.8, *FOUR[1:]), *(fence(host, 15.5) for host in FOUR[1:])]
+OTHERS_TOO = [
+    *(no_majority(host, 23.0, *FOUR[:2]) for host in ("node-3", "node-2")),
+    no_majority("node-1", 23.1, "node-0", "node-2", "node-3"),
+    no_majority("node-2", 33.0, "node-0", "node-3"),  # while the hosts come back
+]
+LEADS = [agent(39.0, "node-2", "ddp-orch: node-0 is the head"), agent(39.5, "node-2", "ddp-orch: node-1 is back")]
+STOPPED = agent(40.0, "node-0", "ddp-orch: first failure: node-2: was cut off from the head; stopping all nodes")
+
+
+def test_a_head_that_hears_nobody_was_cut_off_and_not_those_that_it_did_not_hear() -> None:
+    found = earlier([*HEAD_ALONE, STOPPED])
+    assert (found.hosts, found.confidence) == (("node-0",), "medium")
+    assert "BMC" not in found.fix and "Other hosts may" in found.message
+
+
+@pytest.mark.parametrize("shuffled", [1, -1])
+def test_several_hosts_that_were_cut_off_are_named_and_not_those_that_heard_each_other(shuffled: int) -> None:
+    found = earlier([*HEAD_ALONE, *OTHERS_TOO[:-1][::shuffled], OTHERS_TOO[-1], *LEADS, STOPPED])
+    assert (found.hosts, found.confidence) == (("node-0", "node-1"), "high")
+    assert "BMC" not in found.fix and found.message.endswith("They are back.")
+
+
+def test_a_host_that_was_only_the_first_to_stop_is_not_the_one_that_was_cut_off() -> None:
+    failure = {"host": "node-2", "node": 2, "rank": None, "what": "was cut off from the head", "at": 40.0, "lost": True}
+    verdict = decode(Verdict, {"state": "lost", "stopped_by": None, "first_failure": failure}, "run")
+    answers = {host: decode(Evidence, NOTHING, "evidence") for host in FOUR}
+    lines = [*HEAD_ALONE, *OTHERS_TOO, STOPPED]
+    found = diagnose_run.diagnose_last_attempt(lines, verdict, answers, dict(enumerate(FOUR))).findings[0]
+    assert found.hosts == ("node-0", "node-1")
+
+
+def test_of_hosts_that_were_parted_no_half_is_blamed_for_sure() -> None:
+    halves = [no_majority("node-0", 14.0, "node-2", "node-3"), fence("node-1", 15.0), fence("node-2", 15.0)]
+    parted = [*halves, fence("node-3", 15.0), no_majority("node-2", 23.0, "node-0", "node-1")]
+    found = earlier(parted)
+    assert (found.hosts, found.confidence) == (FOUR, "medium")
+    assert "BMC" not in found.fix
+
+
+@pytest.mark.parametrize(("spoke_at", "went_down"), [(21.0, False), (90.0, True)])
+def test_a_host_that_speaks_again_after_a_while_had_gone_down(spoke_at: float, went_down: bool) -> None:
+    lines = [no_majority("node-0", 20.0, "node-2", "node-3"), *(fence(host, spoke_at) for host in FOUR[2:])]
+    found = earlier([ON_FOUR, *lines])
+    assert found.hosts == ("node-2", "node-3")
+    assert ("BMC" in found.fix) == went_down
+
+
 @pytest.mark.parametrize("head", ["lost", None])
 @pytest.mark.parametrize("state", ["waiting", "running"])
 def test_a_run_that_waits_for_its_head_tells_why(head: str | None, state: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...output import harmless
+from ...output.finding import Confidence
 from .. import recorder_lines
 from ..causes import load_knowledge
 from ..scene import Scene
@@ -18,9 +19,21 @@ CUT_OFF = (
     "The network cut this host off from the others, or the host stood still for a while. It did not go down: it logged "
     "that it heard nothing from them."
 )
+SEVERAL_CUT_OFF = (
+    "The network cut these hosts off from the others, or they stood still for a while. They did not go down: each "
+    "logged that it heard nothing from the others."
+)
+PARTED = (
+    "The network between these hosts failed. They did not go down: each logged that it heard too few of the others."
+)
+MAYBE_MORE = " Other hosts may have been cut off too: no majority of them elected another head."
 CHECK_NETWORK = (
     "Check the network of this host: the cable, the switch, and `journalctl -k` for the driver. The host need not be "
     "replaced."
+)
+CHECK_NETWORKS = (
+    "Check what the networks of these hosts have in common: a switch, a cable, a driver (`journalctl -k`). The hosts "
+    "need not be replaced."
 )
 
 
@@ -35,12 +48,16 @@ def add_lost_host(suspects: Suspects, scene: Scene) -> Suspects:
         return (*suspects, guard)
     reported = recorder_lines.find_lost_host(own)
     host = scene.record.lost or (reported[0] if reported else None)
+    silence = recorder_lines.find_silence(own, host)
+    if silence and host not in (None, *silence.hosts) and recorder_lines.find_cut_off(own, str(host)):
+        host = None  # it was only the first one to report that it had stopped
     found = [_loss_of(host, scene)] if host is not None else []
-    if silent := recorder_lines.find_silent_hosts(own, host):
-        hosts, line = silent
-        line = found[0].line if found else line  # so that the host that is reported comes first
-        others = [other for other in hosts if other != host]
-        found += [Suspect("host-lost", REPORTED, line, None, other, "high", NO_MAJORITY) for other in others]
+    if silence:
+        line = found[0].line if found else silence.line  # so that the host that is reported comes first
+        confidence: Confidence = "high" if silence.is_sure else "medium"
+        others = [other for other in silence.hosts if other != host]
+        found += [Suspect("host-lost", REPORTED, line, None, other, confidence, NO_MAJORITY) for other in others]
+        found = _explain_cut(found, silence, scene)
     if found:
         return (*suspects, *found, *_lost_too(found, scene))
     return (*suspects, *_silent_head(scene))
@@ -57,11 +74,31 @@ def _loss_of(host: str, scene: Scene) -> Suspect:
     why = f"{host} was restarted" if restarted else f"{host} became unreachable"
     suspect = Suspect("host-lost", REPORTED, lines[0], None, host, "high", why)
     cut_off = recorder_lines.find_cut_off(own, host)
-    if cut_off is None:
+    if cut_off is None or restarted:
         return suspect
     line = replace(lines[0], text="\n".join(dict.fromkeys([lines[0].text, cut_off.text])))
     meaning = CUT_OFF + (" It is back." if recorder_lines.is_back(own, host) else "")
     return replace(suspect, line=line, why="", meaning=meaning, fix=CHECK_NETWORK)
+
+
+def _explain_cut(found: list[Suspect], silence: recorder_lines.Silence, scene: Scene) -> list[Suspect]:
+    """The hosts that were lost together, with what it means if all of them were up: the network failed."""
+    own = scene.recorder_lines
+    hosts = [str(suspect.host) for suspect in found]
+    spoke = [recorder_lines.find_cut_off(own, host) for host in hosts]
+    said = [line for line in spoke if line is not None]
+    if len(said) < len(hosts) or any(recorder_lines.RESTARTED.match(suspect.line.text) for suspect in found):
+        return [replace(suspect, meaning="", fix="") for suspect in found]
+    several = len(hosts) > 1
+    meaning = PARTED if silence.is_parted else SEVERAL_CUT_OFF if several else CUT_OFF
+    if all(recorder_lines.is_back(own, host) for host in hosts):
+        meaning += " They are back." if several else " It is back."
+    if not (silence.is_sure or silence.is_parted):
+        meaning += MAYBE_MORE
+    lines = dict.fromkeys([*found[0].line.text.splitlines(), *(line.text for line in said)])
+    line = replace(found[0].line, text="\n".join(lines))
+    fix = CHECK_NETWORKS if several else CHECK_NETWORK
+    return [replace(suspect, line=line, why="", meaning=meaning, fix=fix) for suspect in found]
 
 
 def _means_nothing(text: str) -> bool:
