@@ -323,8 +323,12 @@ def _exits(failures: Sequence[tuple[str, Failure]]) -> list[Exit]:
 
 
 def _lines_of_attempt(lines: Sequence[Line], answers: Mapping[str, Evidence], attempt: int) -> list[LogLine]:
-    """The output of an attempt, and the kernel messages during it."""
-    output = [line for line in lines if line.attempt == attempt]
+    """The output of an attempt, and the kernel messages during it.
+
+    A recorder that knows of no attempt, as after a reboot of its host, counts its lines as those of the first one.
+    """
+    ended = min((line.at for line in lines if line.attempt > attempt), default=float("inf"))
+    output = [line for line in lines if line.attempt == attempt and (line.stream != "agent" or line.at < ended)]
     logged = [
         LogLine(
             0, line.host, line.host, line.rank, line.at, line.text, None, line.stream == "agent", attempt, line.stream
@@ -332,7 +336,6 @@ def _lines_of_attempt(lines: Sequence[Line], answers: Mapping[str, Evidence], at
         for line in output
     ]
     begun = min((line.at for line in output), default=0.0) if attempt > 1 else 0.0
-    ended = min((line.at for line in lines if line.attempt > attempt), default=float("inf"))
     for host, answer in answers.items():
         logged += [
             LogLine(0, host, host, None, line.at, line.text, None, True, attempt)

@@ -198,6 +198,15 @@ def test_a_host_that_speaks_again_after_a_while_had_gone_down(spoke_at: float, w
     assert ("BMC" in found.fix) == went_down
 
 
+def test_a_recorder_that_knows_of_no_attempt_tells_nothing_of_the_first_one() -> None:
+    """After a reboot of its host, its lines count as those of the first attempt."""
+    late = [no_majority("node-2", 89.0, "node-0", "node-1"), fence("node-3", 90.0)]
+    failed = {**KILLED, "at": 19.0, "attempt": 1}
+    begun = Line(20.0, "node-0", 0, "stdout", 2, "step 0")
+    assert earlier([*STEPS, *late], failed).code == "host-lost"
+    assert earlier([*STEPS, begun, *late], failed).code == "worker-sigkilled"
+
+
 @pytest.mark.parametrize("head", ["lost", None])
 @pytest.mark.parametrize("state", ["waiting", "running"])
 def test_a_run_that_waits_for_its_head_tells_why(head: str | None, state: str) -> None:
