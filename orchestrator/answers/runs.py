@@ -56,6 +56,8 @@ class Failure:
     """The host became silent."""
     stalled: bool = False
     """No rank printed a line for longer than `stall_timeout`."""
+    requested: bool = False
+    """A person had sent the signal that killed the rank, with `ddp-orch signal`."""
 
     def __str__(self) -> str:
         return f"{self.what} ({self.said})" if self.said else self.what

@@ -39,6 +39,7 @@ class Exit:
     local_rank: int | None = None
     root: bool = False  # named as root cause by the launcher on its host
     agent: bool = False
+    requested: bool = False  # by a signal that a person sent with `ddp-orch signal`
 
     @property
     def signal(self) -> int | None:

@@ -51,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     devices.check_allocation_size,
     # by what the hosts of the run know
     run_record.drop_own_signals,
+    run_record.add_sent_signal,
     endings.find_refusal,
     run_record.add_stop,
     run_record.check_cgroup_kills,

@@ -352,7 +352,7 @@ def exit_of(host: str, failure: Failure) -> Exit:
     code = -signal.Signals[str(name)].value if known else failure.exit_code or 1
     line = LogLine(-1, host, host, failure.rank, failure.at, str(failure))
     agent = failure.rank is None
-    return Exit(code, -1, host, failure.rank, failure.at, failure.pid, line, None, not agent, agent)
+    return Exit(code, -1, host, failure.rank, failure.at, failure.pid, line, None, not agent, agent, failure.requested)
 
 
 def dump_of(summary: DumpSummary) -> Dump:

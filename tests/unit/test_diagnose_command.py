@@ -224,6 +224,28 @@ def test_a_kill_is_want_of_memory_only_where_the_kernel_or_the_cgroup_says_so() 
     assert judged(failed, a=answer(), b=answer(KILLED, kernel=(words,))) == ("host-oom-killed", ("b",), 1)
 
 
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGKILL", "SIGTERM", "SIGINT", "SIGABRT", "SIGSEGV", "SIG40"])
+def test_a_signal_that_a_person_sent_with_ddp_orch_is_the_cause(name: str) -> None:
+    what = f"rank 1: killed by {name}, sent by `ddp-orch signal`"
+    sent = {**KILLED, "signal": name, "what": what, "requested": True, "attempt": 1}
+    verdict = {**VERDICT, "first_failure": {**sent, "host": "b"}}
+    peer_lost = [*RAISED[:-1], "RuntimeError: Connection closed by peer"]
+    lines = [Line(100.5, "a", 0, "stderr", 1, text) for text in peer_lost]
+    last = judge(lines, verdict, {"a": answer(), "b": answer(sent)}, {0: "a", 1: "b"}).findings[0]
+    earlier = diagnose_run.diagnose_earlier_attempt(lines, evidence({"b": answer(sent)}), 1, True)
+    for found in (last, earlier):
+        assert (found.code, found.hosts, found.rank, found.confidence) == ("user-interrupt", ("b",), 1, "high")
+        assert "ddp-orch signal" in found.message and "memory" not in found.fix
+        assert (name in found.message) == (name != "SIG40")
+
+
+def test_a_signal_that_a_person_sent_after_another_rank_had_failed_is_no_cause() -> None:
+    sent = {**KILLED, "at": 90.0, "requested": True, "attempt": 1}
+    answers = {"b": answer(sent), "c": answer(of_rank_1(70.0, 1))}
+    found = diagnose_run.diagnose_earlier_attempt(raised(69.9, 1), evidence(answers), 1, True)
+    assert (found.code, found.hosts) == ("script-exception", ("c",))
+
+
 def test_a_host_of_which_nothing_was_heard_is_lost() -> None:
     lost = {"host": "b", "node": 1, "rank": None, "what": "host lost", "at": 100.0, "lost": True}
     assert judged({**VERDICT, "state": "lost", "first_failure": lost}, a=answer()) == ("host-lost", ("b",), None)

@@ -12,6 +12,7 @@ from orchestrator.diagnosis import recorder_lines, stacks
 from orchestrator.diagnosis.causes import load_knowledge
 from orchestrator.diagnosis.dumps import Collective, Dump, Group
 from orchestrator.diagnosis.engine import diagnose
+from orchestrator.diagnosis.exits import Exit
 from orchestrator.diagnosis.record import RunRecord
 from orchestrator.diagnosis.refine import RULES, Rule, refine
 from orchestrator.diagnosis.rules import (
@@ -28,7 +29,7 @@ from orchestrator.diagnosis.rules import (
 from orchestrator.diagnosis.scene import NO_RECORD, Scene, build_scene
 from orchestrator.diagnosis.signs import find_suspects
 from orchestrator.diagnosis.suspects import Suspects
-from orchestrator.diagnosis.transcript import parse_logs
+from orchestrator.diagnosis.transcript import LogLine, parse_logs
 from orchestrator.output.finding import Finding
 
 RAISED = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    train()\n'
@@ -122,6 +123,7 @@ def details(suspects: Suspects) -> list[str]:
     return sorted(f"{s.code} {s.level} {s.host} {s.rank} {s.hint} {s.confidence} {s.why} {s.line}" for s in suspects)
 
 
+SIGNALLED = Exit(-1, -1, "a", 1, 9.0, line=LogLine(-1, "a", "a", 1, 9.0, "rank 1: killed by SIGHUP"), requested=True)
 LATE_ERROR = RAISED + "KeyError: 'labels'\n"
 OOM_LINE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
 STOPPED_AFTER_REFUSAL = Case(
@@ -278,6 +280,11 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         set(),
     ),
     run_record.add_stop: (Case({"a": STEPS}, RunRecord(stopped_by="Ctrl-C")), set(), {"user-interrupt 93 None None"}),
+    run_record.add_sent_signal: (
+        Case({"a": STEPS}, RunRecord(exits=(SIGNALLED,), failed_at=9.0)),
+        set(),
+        {"user-interrupt 93 a 1"},
+    ),
     run_record.check_cgroup_kills: (
         Case({"a": failed(-9)}, RunRecord(oom_hosts=("a",))),
         {"worker-sigkilled 40 a 0"},
@@ -411,6 +418,13 @@ ORDERED: dict[tuple[Rule, Rule], Case] = {
     (run_record.drop_own_signals, run_record.find_early_finisher): Case(
         {"a": tag(0, STEPS + RAISED + PEER_LOST) + "Received 15 death signal\n", "b": tag(1, STEPS)},
         RunRecord(failed_at=0.0, finished={1: -1.0}),
+    ),
+    (run_record.drop_own_signals, run_record.add_sent_signal): Case(
+        {"a": STEPS}, RunRecord(exits=(SIGNALLED,), failed_at=9.0)
+    ),
+    (run_record.add_sent_signal, run_record.find_early_finisher): Case(
+        {"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)},
+        RunRecord(exits=(SIGNALLED,), failed_at=9.0, finished={1: 8.0}),
     ),
     (run_record.add_stop, run_record.find_early_finisher): Case(
         {"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)},

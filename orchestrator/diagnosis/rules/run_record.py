@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 from ...output.folding import name_ranks
 from .. import dumps, recorder_lines, stacks
 from ..busy import FINISHED, STEP
+from ..confidence import SAME_TIME
 from ..hangs import PEER_GONE
 from ..scene import Scene
 from ..suspects import ENDING, Suspect, Suspects, any_proof
@@ -16,6 +18,7 @@ OWN_SIGNALS = ("sigterm-preempted", "user-interrupt", "sighup-session-closed")
 REPORTED = 93  # levels of what the rules here conclude
 EARLY_END = ENDING + 5
 SHOWN_HANG, UNSURE_HANG = 36, 22
+HANDLE = "Nothing to fix, if that was meant. A signal that should not end the ranks needs a handler in the script."
 QUIT = "Rank {rank} ended by itself, with exit code 0, while the others continued to train."
 FIND_QUIT = (
     "Look for an early `sys.exit`, `return` or `break` that only this rank comes to. If there is none, it had fewer "
@@ -43,6 +46,24 @@ def add_stop(suspects: Suspects, scene: Scene) -> Suspects:
         return suspects
     line = LogLine(len(scene.lines), "", None, None, None, f"stopped by {scene.record.stopped_by}")
     return (*suspects, Suspect("user-interrupt", REPORTED, line, None, None, "high", line.text))
+
+
+def add_sent_signal(suspects: Suspects, scene: Scene) -> Suspects:
+    """A person sent a rank the signal that ended it, with `ddp-orch signal`, before anything else had failed.
+
+    After `drop_own_signals`, which drops what others say of a signal; before `find_early_finisher`, as `add_stop`.
+    """
+    sent = [exit_ for exit_ in scene.exits if exit_.requested and exit_.line is not None]
+    first = min(sent, key=lambda exit_: exit_.at or 0.0, default=None)
+    failed_at = scene.record.failed_at
+    if first is None or first.line is None or (failed_at is not None and (first.at or 0.0) > failed_at + SAME_TIME):
+        return suspects
+    number = first.signal or 0
+    name = signal.Signals(number).name if number in set(signal.Signals) else "a signal"
+    ended = name_ranks([exit_.rank for exit_ in sent if exit_.rank is not None])
+    meaning = f"A person sent {name} with `ddp-orch signal`, which ended {ended}."
+    suspect = Suspect("user-interrupt", REPORTED, first.line, first.rank, first.host, "high")
+    return (*suspects, replace(suspect, meaning=meaning, fix=HANDLE))
 
 
 def check_cgroup_kills(suspects: Suspects, scene: Scene) -> Suspects:
