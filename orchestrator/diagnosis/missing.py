@@ -19,12 +19,27 @@ SET_RESUME = (
     "Set run.resume, so that every host gets it before the ranks start: head if rank 0 saves, union if every rank "
     "saves a part (docs/resume.md). Or set run.output to a folder on a shared disk."
 )
+SAVE_AND_RESUME = (
+    "Save snapshots to $DDP_ORCH_OUTPUT_DIR, where this run saved nothing, and set run.resume, so that every host gets "
+    "them: head if rank 0 saves, union if every rank saves a part (docs/resume.md)."
+)
+RESUME_IS_SET = (
+    "run.resume is {resume}, but it copies only $DDP_ORCH_OUTPUT_DIR. Save snapshots there, and load them from there "
+    "(docs/resume.md)."
+)
 NOT_THERE = "No such file or directory"
 
 
 def advises_resume(findings: Sequence[Finding]) -> bool:
     """Whether the fix of the first cause is to copy the snapshot to the other hosts."""
-    return bool(findings) and findings[0].fix == SET_RESUME
+    return bool(findings) and findings[0].fix in (SET_RESUME, SAVE_AND_RESUME)
+
+
+def advise_resume(resume: str, *, saves_elsewhere: bool) -> str:
+    """The fix where hosts lack the snapshot of others. `resume`: run.resume; `saves_elsewhere`: not to the outputs."""
+    if resume != "none":
+        return RESUME_IS_SET.format(resume=resume)
+    return SAVE_AND_RESUME if saves_elsewhere else SET_RESUME
 
 
 def path_of(finding: Finding) -> str | None:

@@ -12,7 +12,7 @@ from ..node.serve.figures import figures
 from ..output.console import fold
 from ..output.finding import Finding
 from ..output.lines import Line
-from .missing import SET_RESUME
+from .missing import advise_resume
 
 BEGUN = 1
 """The greatest first step or epoch of a rank that begins anew."""
@@ -47,10 +47,31 @@ def with_uneven_resume(
     return (*findings, uneven) if restarted else tuple(findings)
 
 
-def find_uneven_resume(lines: Sequence[Line], attempt: int, whole: int, empty: Collection[str] = ()) -> Finding | None:
+def find_uneven_resume(
+    lines: Sequence[Line], attempt: int, whole: int, empty: Collection[str] = (), resume: str = "none"
+) -> Finding | None:
     """`whole`: streams with fewer lines in the attempt are complete. Of others, the first step is unknown. `empty`:
-    hosts whose output folders are empty: if they print no steps, they count as hosts that began anew.
+    hosts whose output folders are empty: if they print no steps, they count as hosts that began anew. `resume`:
+    run.resume.
     """
+    place = _find_places(lines, attempt, whole, empty)
+    if place is None:
+        return None
+    where, resumed, lacking = place
+    return Finding(
+        "warning",
+        "file-missing-on-host",
+        tuple(lacking),
+        f"Attempt {attempt} began {where} on {fold(resumed)}: {fold(lacking)} may not have the snapshot.",
+        advise_resume(resume, saves_elsewhere=set(resumed) <= set(empty)),
+        confidence="medium",
+    )
+
+
+def _find_places(
+    lines: Sequence[Line], attempt: int, whole: int, empty: Collection[str]
+) -> tuple[str, Sequence[str], Sequence[str]] | None:
+    """Where the hosts began, in words; those that resumed; those that began anew."""
     of_attempt = [line for line in lines if line.attempt == attempt and line.rank is not None]
     lengths = Counter((line.rank, line.stream) for line in of_attempt)
     complete = [line for line in of_attempt if lengths[line.rank, line.stream] < whole]
@@ -67,10 +88,10 @@ def find_uneven_resume(lines: Sequence[Line], attempt: int, whole: int, empty: C
         begun = [host for host in begun if host not in resumed]
         least = min((first[host] for host in resumed), default=0)
         if begun and resumed:
-            return _finding(attempt, f"at the first {unit} on {fold(begun)}, but at {unit} {least}", resumed, begun)
+            return f"at the first {unit} on {fold(begun)}, but at {unit} {least}", resumed, begun
         silent = [host for host in hosts if host in empty and host not in numbers]
         if attempt == 1 and silent and resumed and set(resumed) == set(numbers) and not set(resumed) & set(empty):
-            return _finding(attempt, f"at {unit} {least}", resumed, silent)
+            return f"at {unit} {least}", resumed, silent
     return None
 
 
@@ -88,17 +109,6 @@ def _spacing(unit: str, numbers: Sequence[int]) -> int:
     """The usual difference of the steps that are printed; of an epoch, as of steps if there is only one, a guess."""
     steps = Counter(later - number for number, later in pairwise(numbers) if later > number)
     return steps.most_common(1)[0][0] if steps else RESUMED[unit] - 1
-
-
-def _finding(attempt: int, where: str, resumed: Sequence[str], lacking: Sequence[str]) -> Finding:
-    return Finding(
-        "warning",
-        "file-missing-on-host",
-        tuple(lacking),
-        f"Attempt {attempt} began {where} on {fold(resumed)}: {fold(lacking)} may not have the snapshot.",
-        SET_RESUME,
-        confidence="medium",
-    )
 
 
 def _number(text: str, unit: str) -> int | None:

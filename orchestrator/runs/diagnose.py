@@ -81,7 +81,7 @@ def gather_and_diagnose(
         resume = parts[first].resume if first is not None else "none"
         diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, run_hosts, fleet, resume))
         empty = [host for host, part in parts.items() if not (part.outputs or part.shared_output)]
-        uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0], empty) if resume == "none" else None
+        uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0], empty, resume)
         found = with_uneven_resume(diagnosis.findings, uneven, restarted=attempt > 1)
         diagnosis = replace(diagnosis, findings=found)
         diagnosis = kept_back.explain(diagnosis, run_id) if same_code else diagnosis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -309,3 +310,44 @@ def test_a_rank_that_hangs_after_a_traceback_is_named_while_the_run_runs(err: st
         headline, message, *_ = render_text(hide_secrets(found, Mask()))
         assert "likely" in headline and "still running" in message
         assert "KeyError: 'lr'" in found.findings[0].evidence
+
+
+PEER_LOST = """\
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    loss.backward()
+RuntimeError: [/p/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.1]:34205
+"""
+
+
+def test_hosts_that_began_anew_are_the_cause_although_the_outputs_of_all_hosts_are_copied() -> None:
+    """The script saves its snapshot elsewhere, so only the host of rank 0 has it."""
+    failure = {**FAILURE, "rank": 1, "what": "rank 1: exit code 1", "exit_code": 1, "attempt": 2, "at": 50.0}
+    verdict = {**VERDICT, "first_failure": {**failure, "host": "b", "node": 1}}
+    printed = {"a": {"2.0.out": "".join(f"epoch {epoch} loss 1.0\n" for epoch in range(5, 8))}}
+    printed["b"] = {"2.1.out": "epoch 0 loss 1.0\nepoch 1 loss 1.0\n", "2.1.err": PEER_LOST}
+
+    def answer_of(host: str) -> Callable[[Relay, dict[str, Any]], None]:
+        def answer(relay: Relay, request: dict[str, Any]) -> None:
+            if request["op"] != "evidence":
+                for stream, text in printed[host].items():
+                    parts = [[0, 0, len(text), 40 * 10**9]]
+                    relay.say(wire.DATA, {"id": request["id"], "streams": [stream], "parts": parts}, text.encode())
+                relay.result(request, {"run": None})
+                return
+            known: dict[str, Any] = {"failures": [], "kernel": [], "oom_kills": 0, "dumps": []}
+            known |= {"failures": [failure]} if host == "b" else {"finished": [{"rank": 0, "attempt": 2, "at": 49.0}]}
+            relay.result(request, known)
+
+        return answer
+
+    told = {**FAILED, "verdict": verdict, "attempt": 2, "resume": "head"}
+    parts = {"a": part_of(**told), "b": part_of(**{**told, "node": 1, "host": "b", "node_rank": 1, "first_rank": 1})}
+    fleet = Fleet(Dialer(a=answer_of("a"), b=answer_of("b")), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    found = diagnose.gather_and_diagnose(A_RUN["run_id"], parts, {"a": 0, "b": 1}, HOSTS, fleet, Mask()).findings
+    fleet.close()
+    assert [(finding.code, finding.hosts) for finding in found] == [
+        ("file-missing-on-host", ("b",)),
+        ("uneven-inputs", ("b",)),
+    ]
+    assert "run.resume is head" in found[0].fix

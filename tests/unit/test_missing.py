@@ -8,6 +8,7 @@ import pytest
 from golden_files import assert_message
 
 from orchestrator.diagnosis import missing
+from orchestrator.diagnosis.missing import advises_resume
 from orchestrator.diagnosis.uneven_resume import find_uneven_resume, with_uneven_resume
 from orchestrator.output.finding import Finding
 from orchestrator.output.lines import Line
@@ -114,6 +115,25 @@ def test_hosts_that_begin_anew_while_others_resume_lack_the_snapshot(
     found = find_uneven_resume(lines, 2, whole)
     assert (found.hosts if found else None) == hosts
     assert found is None or (found.code, "run.resume" in found.fix) == ("file-missing-on-host", True)
+
+
+@pytest.mark.parametrize(
+    ("resume", "empty", "has", "lacks"),
+    [
+        ("none", (), ["Set run.resume"], ["DDP_ORCH_OUTPUT_DIR"]),
+        ("none", ("b",), ["Set run.resume"], ["DDP_ORCH_OUTPUT_DIR"]),
+        ("none", ("a", "b"), ["set run.resume", "$DDP_ORCH_OUTPUT_DIR"], []),
+        ("head", ("a", "b"), ["run.resume is head", "$DDP_ORCH_OUTPUT_DIR"], ["Set run.resume"]),
+        ("union", (), ["run.resume is union", "$DDP_ORCH_OUTPUT_DIR"], ["Set run.resume"]),
+    ],
+)
+def test_the_fix_says_where_a_snapshot_has_to_be_so_that_other_hosts_get_it(
+    resume: str, empty: tuple[str, ...], has: list[str], lacks: list[str]
+) -> None:
+    found = find_uneven_resume(steps(a=120, b=0), 2, 200, empty, resume)
+    assert found is not None
+    assert all(text in found.fix for text in has) and not any(text in found.fix for text in lacks)
+    assert advises_resume([found]) == (resume == "none")
 
 
 def test_epochs_count_where_no_steps_are_printed() -> None:
