@@ -26,7 +26,10 @@ SEVERAL_CUT_OFF = (
 PARTED = (
     "The network between these hosts failed. They did not go down: each logged that it heard too few of the others."
 )
-MAYBE_MORE = " Other hosts may have been cut off too: no majority of them elected another head."
+CUT_OFF_MAYBE_MORE = (
+    "The network cut this host off from the others, and perhaps other hosts too. It did not go down: it logged that it "
+    "heard nothing from them."
+)
 CHECK_NETWORK = (
     "Check the network of this host: the cable, the switch, and `journalctl -k` for the driver. The host need not be "
     "replaced."
@@ -90,12 +93,11 @@ def _explain_cut(found: list[Suspect], silence: recorder_lines.Silence, scene: S
     if len(said) < len(hosts) or any(recorder_lines.RESTARTED.match(suspect.line.text) for suspect in found):
         return [replace(suspect, meaning="", fix="") for suspect in found]
     several = len(hosts) > 1
-    meaning = PARTED if silence.is_parted else SEVERAL_CUT_OFF if several else CUT_OFF
+    alone = CUT_OFF if silence.is_sure else CUT_OFF_MAYBE_MORE
+    meaning = PARTED if silence.is_parted else SEVERAL_CUT_OFF if several else alone
     if all(recorder_lines.is_back(own, host) for host in hosts):
         meaning += " They are back." if several else " It is back."
-    if not (silence.is_sure or silence.is_parted):
-        meaning += MAYBE_MORE
-    lines = dict.fromkeys([*found[0].line.text.splitlines(), *(line.text for line in said)])
+    lines = dict.fromkeys([*found[0].line.text.splitlines(), silence.line.text, *(line.text for line in said)])
     line = replace(found[0].line, text="\n".join(lines))
     fix = CHECK_NETWORKS if several else CHECK_NETWORK
     return [replace(suspect, line=line, why="", meaning=meaning, fix=fix) for suspect in found]
