@@ -472,6 +472,36 @@ def test_a_bad_argument_is_named_although_ddp_orch_then_stopped_the_other_ranks(
     assert [suspect.code for suspect in refine(suspects_of(scene), scene)] == ["script-bad-argument"]
 
 
+def test_the_fix_of_an_impossible_allocation_names_its_size() -> None:
+    asked = "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    found = first_finding(tag(0, RAISED + asked + f"you tried to allocate {36 << 40} bytes.\n") + failed(1))
+    assert found.code == "script-exception" and "36 TiB" in found.fix
+
+
+GLOO_ABORTS = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at pair.cc:456] "
+    "op.preamble.length <= op.nbytes. 1000 vs 12. Received data size doesn't match expected size.\n"
+    "Fatal Python error: Aborted\n\n{others}Thread 0x00007f8dde1c0b80 (most recent call first):\n"
+    '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce\n'
+    '  File "/w/train.py", line 8 in main\n  File "/w/train.py", line 10 in <module>\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "frame"),
+    [
+        (GLOO_ABORTS.format(others=""), "gloo-size-mismatch", "8, in main"),
+        (GLOO_ABORTS.format(others='Thread 0x1:\n  File "/w/a.py", line 7 in feed\n\n'), "gloo-size-mismatch", None),
+        (CRASH, "worker-segfault", "20, in main"),
+    ],
+)
+def test_the_line_of_the_script_that_crashed_is_evidence(text: str, code: str, frame: str | None) -> None:
+    found = first_finding(text + failed(-6))
+    assert found.code == code
+    frames = [part.partition('/train.py", line ')[2] for part in found.evidence if part.startswith('File "')]
+    assert frames == ([frame] if frame else [])
+
+
 def first_finding(text: str) -> Finding:
     return diagnose(parse_logs([("a.log", text)])).findings[0]
 

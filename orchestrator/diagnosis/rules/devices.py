@@ -138,7 +138,8 @@ def check_allocation_size(suspects: Suspects, scene: Scene) -> Suspects:
         if size <= MAX_HOST_MEMORY:
             return suspect
         why = f"it asked for {size >> 40} TiB of main memory, more than any host has: some size is wrong"
-        return replace(suspect, code="script-exception", why=why)
+        fix = f"Correct the shape of what that line of the script makes: {size >> 40} TiB in one piece cannot be meant."
+        return replace(suspect, code="script-exception", why=why, fix=fix)
 
     return map_code(suspects, "host-oom-killed", check)
 

@@ -9,6 +9,7 @@ from ..busy import FINISHED
 from ..scene import STEPS, STEPS_OF_TRAINING, Scene
 from ..suspects import DECISIVE, ENDING, FALLBACK, SPECIFIC, Suspect, Suspects, any_proof, map_code
 from ..tracebacks import INSTALLED
+from ..transcript import LogLine
 
 SIGKILL, SIGTERM, SIGABRT = 9, 15, 6
 MEMORY_KILLS = ("host-oom-killed", "cgroup-oom-killed")
@@ -22,6 +23,8 @@ NO_PYTHON_FRAME = re.compile(r"terminate called without an active exception.*\n(
 """An abort after the interpreter's end, as faulthandler shows it: gloo's threads, and no line of the script."""
 FATAL = re.compile(r"^Fatal Python error: ")
 CRASH_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
+THREAD = re.compile(r"(?:Current thread|Thread) 0x")  # of Python: a thread of Gloo's, which aborts, is not shown
+FATAL_WITHIN = 3  # lines, the first of which shows what happened
 MAX_STACKS = 400  # lines of all threads
 CRASHED_THERE = "See what that line calls, and with which data; use the same environment on all hosts."
 TERMINATED = "terminate called without an active exception"
@@ -57,25 +60,37 @@ def discount_overcome_trouble(suspects: Suspects, scene: Scene) -> Suspects:
 
 
 def find_crash_place(suspects: Suspects, scene: Scene) -> Suspects:
-    """A crash for which faulthandler shows the script's own line. It changes only words."""
+    """A crash for which faulthandler shows the script's own line, also one that Gloo makes. It changes only words."""
 
     def explain(suspect: Suspect) -> Suspect:
-        place = _crash_place(suspect, scene) if FATAL.search(suspect.line.text) else ""
-        return replace(suspect, why=f"in {place}", fix=CRASHED_THERE) if place else suspect
+        frame = _crash_frame(suspect.line, scene)
+        if frame is None:
+            return suspect
+        file, number, name = frame["file"], frame["line"], frame["name"]
+        line = replace(suspect.line, text=f'{suspect.line.text}\nFile "{file}", line {number}, in {name}')
+        if suspect.code != "worker-segfault":
+            return replace(suspect, line=line)
+        why = f"in {file.rsplit('/', 1)[-1]} line {number} in {name}"
+        return replace(suspect, line=line, why=why, fix=CRASHED_THERE)
 
-    return map_code(suspects, "worker-segfault", explain)
+    for code in ("worker-segfault", "gloo-size-mismatch"):
+        suspects = map_code(suspects, code, explain)
+    return suspects
 
 
-def _crash_place(suspect: Suspect, scene: Scene) -> str:
-    """`train.py line 8 in main`, or the place in a package if the script has none."""
-    first = suspect.line
+def _crash_frame(first: LogLine, scene: Scene) -> re.Match[str] | None:
+    """The script's own innermost frame, or the place in a package if the script has none."""
     stream = (first.source, first.host, first.rank, first.stream)
-    lines = [line for line in scene.lines if line.number > first.number]
+    lines = [line for line in scene.lines if line.number >= first.number]
     texts = [line.text for line in lines if (line.source, line.host, line.rank, line.stream) == stream][:MAX_STACKS]
-    begin = next((place for place, text in enumerate(texts) if text.startswith("Current thread ")), len(texts))
-    frames = [match for match in map(CRASH_FRAME.match, texts[begin + 1 :]) if match]
-    own = [frame for frame in frames if not INSTALLED.search(frame["file"])] or frames
-    return f"{own[0]['file'].rsplit('/', 1)[-1]} line {own[0]['line']} in {own[0]['name']}" if own else ""
+    if not any(map(FATAL.search, texts[:FATAL_WITHIN])):
+        return None
+    threads = [place for place, text in enumerate(texts) if THREAD.match(text)]
+    current = [place for place in threads if texts[place].startswith("Current thread ")]
+    begin = next(iter(current), threads[0] if len(threads) == 1 else len(texts))
+    end = next((place for place in threads if place > begin), len(texts))
+    frames = [match for match in map(CRASH_FRAME.match, texts[begin + 1 : end]) if match]
+    return next((frame for frame in frames if not INSTALLED.search(frame["file"])), next(iter(frames), None))
 
 
 def add_rank_to_memory_kills(suspects: Suspects, scene: Scene) -> Suspects:
