@@ -94,10 +94,12 @@ def gather_and_diagnose(
     earlier = _earlier_causes(lines, evidence, newest_ended, span, same_code=same_code)
     if any(_may_be_of_others(finding) for _, finding in earlier):
         events = _recorded_events(run_id, nodes, head, run_hosts, fleet)
-        lost = timeline.lost_first(events, next(iter(parts.values())).hosts)
+        names = next(iter(parts.values())).hosts
+        lost, failed_first = timeline.lost_first(events, names), timeline.failed_first(events, names)
         drained = timeline.drained_attempts(events)
         earlier = tuple(cause for cause in earlier if cause[0] not in drained)
-        earlier = _name_lost(earlier, lost, lines, evidence, same_code=same_code)
+        evidence = _add_failures(evidence, failed_first)
+        earlier = _name_lost(earlier, lost, failed_first, lines, evidence, same_code=same_code)
     return replace(diagnosis, earlier=earlier)
 
 
@@ -119,18 +121,32 @@ def _may_be_of_others(finding: Finding) -> bool:
     return finding.code in OF_OTHERS or (finding.confidence != "high" and finding.code != "host-lost")
 
 
+def _add_failures(evidence: Mapping[str, Evidence], first: Mapping[int, tuple[str, Failure]]) -> dict[str, Evidence]:
+    """The evidence, with what the head has recorded of the first failures on hosts that could not be asked."""
+    silent: dict[str, Evidence] = {}
+    for attempt, (host, failure) in first.items():
+        if host not in evidence:
+            known = silent.setdefault(host, Evidence((), (), 0, ()))
+            silent[host] = replace(known, failures=(*known.failures, replace(failure, attempt=attempt)))
+    return {**evidence, **silent}
+
+
 def _name_lost(
     causes: Sequence[tuple[int, Finding]],
     lost: Mapping[int, str],
+    failed: Collection[int],
     lines: Sequence[Line],
     evidence: Mapping[str, Evidence],
     *,
     same_code: bool,
 ) -> tuple[tuple[int, Finding], ...]:
-    """The causes of attempts, with the host that an attempt has lost first if its cause is not sure."""
+    """The causes of attempts, with the host that an attempt has lost first if its cause is not sure.
+
+    `failed`: attempts whose first failure was that of a process.
+    """
     return tuple(
-        (number, diagnose_earlier_attempt(lines, evidence, number, same_code, lost[number]))
-        if number in lost and _may_be_of_others(finding)
+        (number, diagnose_earlier_attempt(lines, evidence, number, same_code, lost.get(number)))
+        if (number in lost or number in failed) and _may_be_of_others(finding)
         else (number, finding)
         for number, finding in causes
     )

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from ..answers import recorded
+from ..answers.runs import Failure
 from ..hosts import claims
 from ..output.console import fold
 from .registry import Run
@@ -89,6 +90,8 @@ class _End:
     node: int = 0
     what: str = ""
     """Of a failure and of a lost host: what the log says of it."""
+    failure: Failure | None = None
+    """Of a process."""
 
 
 def drained_attempts(events: Sequence[recorded.Event]) -> set[int]:
@@ -108,6 +111,17 @@ def first_failures(events: Sequence[recorded.Event], hosts: Sequence[str]) -> di
     names = [*_names(events, hosts), "all hosts"]
     failed = {attempt: end for attempt, end in _ends(events).items() if end.kind in ("failure", "lost")}
     return {attempt: f"{names[end.node]}: {end.what}" for attempt, end in failed.items() if end.node < len(names)}
+
+
+def failed_first(events: Sequence[recorded.Event], hosts: Sequence[str]) -> dict[int, tuple[str, Failure]]:
+    """The first failure of attempts that ended because a process failed, and its host. `hosts`: see `entries`."""
+    names = _names(events, hosts)
+    ends = _ends(events).items()
+    return {
+        attempt: (names[end.node], end.failure)
+        for attempt, end in ends
+        if end.failure is not None and end.node < len(names)
+    }
 
 
 def _names(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[str]:
@@ -138,7 +152,7 @@ def _ends(events: Sequence[recorded.Event]) -> dict[int, _End]:
             case recorded.StopRequested(fields=stopped):
                 ends.setdefault(attempt, _End(stopped.at, "request"))
             case recorded.Failed(fields=failed):
-                ends.setdefault(attempt, _End(failed.at, "failure", failed.node, str(failed.failure)))
+                ends.setdefault(attempt, _End(failed.at, "failure", failed.node, str(failed.failure), failed.failure))
             case recorded.Stalled(fields=stalled):
                 what = f"no rank printed a line for {stalled.quiet:.0f} s"
                 ends.setdefault(attempt, _End(stalled.at, "failure", -1, what))

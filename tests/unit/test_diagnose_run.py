@@ -189,6 +189,8 @@ def test_a_drain_is_known_although_the_host_that_was_asked_for_it_is_off(
 HEARD_BEFORE = {"event": "Lost", "fields": {"at": 6.0, "node": 1, "heard_at": 2.5}}
 HEARD_SINCE = {"event": "Lost", "fields": {"at": 6.0, "node": 1, "heard_at": 5.5}}
 OTHER_FAILED = {"event": "Failed", "fields": {"at": 5.0, "node": 0, "failure": SIGTERM}}
+HANGUP = {**SIGTERM, "what": "rank 1: killed by SIGHUP", "signal": "SIGHUP", "rank": 1, "requested": True, "at": 4.0}
+SIGNALLED = {"event": "Failed", "fields": {"at": 4.0, "node": 1, "failure": HANGUP}}
 REBOOTED = {"event": "Restarted", "fields": {"at": 3.0, "node": 1}}
 
 
@@ -199,6 +201,7 @@ REBOOTED = {"event": "Restarted", "fields": {"at": 3.0, "node": 1}}
         ([*STARTED, REBOOTED], "host-lost", ("b",)),
         ([*STARTED, OTHER_FAILED, HEARD_BEFORE], "host-lost", ("b",)),
         ([*STARTED, OTHER_FAILED, HEARD_SINCE], "sigterm-preempted", ("a",)),
+        ([*STARTED, SIGNALLED, HEARD_SINCE], "user-interrupt", ("b",)),
         ([*STARTED, STARTED[0], GONE], "sigterm-preempted", ("a",)),
         ([STARTED[0], GONE], "sigterm-preempted", ("a",)),
     ],
