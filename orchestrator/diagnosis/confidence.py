@@ -29,7 +29,7 @@ ELSEWHERE = {
     "file-permission-denied": r".",
 }
 SAME_TIME = 2.0  # s within which clocks and torchrun's polling do not show the order
-CRASHES = re.compile(r"signal (?:11|7|4)$")
+CRASHES = re.compile(r"\bsignal (?:11|7|4)\b")
 OF_AGENT = re.compile(r"death signal|got signal")
 
 

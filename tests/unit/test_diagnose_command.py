@@ -239,6 +239,27 @@ def test_a_signal_that_a_person_sent_with_ddp_orch_is_the_cause(name: str) -> No
         assert (name in found.message) == (name != "SIG40")
 
 
+@pytest.mark.parametrize("steps", [0, 9])
+def test_the_place_of_a_crash_is_shown_although_the_guard_has_recorded_its_signal(steps: int) -> None:
+    crashed = {**KILLED, "signal": "SIGSEGV", "what": "rank 1: killed by SIGSEGV", "attempt": 1}
+    stack = [
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Current thread 0x00007f8edf01cb80 (most recent call first):",
+    ]
+    stack += [
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at',
+        '  File "/w/t.py", line 4 in main',
+    ]
+    lines = [Line(90.0 + step, "b", 1, "stdout", 1, f"step {step}") for step in range(steps)]
+    lines += [Line(99.9, "b", 1, "stderr", 1, text) for text in stack]
+    verdict = {**VERDICT, "first_failure": {**crashed, "host": "b"}}
+    found = judge(lines, verdict, {"a": answer(), "b": answer(crashed)}, {0: "a", 1: "b"}).findings[0]
+    assert (found.code, found.rank, found.confidence) == ("worker-segfault", 1, "high")
+    assert "t.py line 4" in found.message and "PYTHONFAULTHANDLER" not in found.fix
+    assert any(text.startswith('File "/w/t.py", line 4') for text in found.evidence)
+
+
 def test_a_signal_that_a_person_sent_after_another_rank_had_failed_is_no_cause() -> None:
     sent = {**KILLED, "at": 90.0, "requested": True, "attempt": 1}
     answers = {"b": answer(sent), "c": answer(of_rank_1(70.0, 1))}

@@ -63,19 +63,37 @@ def find_crash_place(suspects: Suspects, scene: Scene) -> Suspects:
     """A crash for which faulthandler shows the script's own line, also one that Gloo makes. It changes only words."""
 
     def explain(suspect: Suspect) -> Suspect:
-        frame = _crash_frame(suspect.line, scene)
+        frame = _crash_frame(_crash_line(suspect, scene), scene)
         if frame is None:
             return suspect
         file, number, name = frame["file"], frame["line"], frame["name"]
         line = replace(suspect.line, text=f'{suspect.line.text}\nFile "{file}", line {number}, in {name}')
         if suspect.code != "worker-segfault":
             return replace(suspect, line=line)
-        why = f"in {file.rsplit('/', 1)[-1]} line {number} in {name}"
+        place = f"in {file.rsplit('/', 1)[-1]} line {number} in {name}"
+        ended_by = suspect.why or _recorded_signal(suspect, scene)
+        why = f"{ended_by}, {place}" if ended_by else place
         return replace(suspect, line=line, why=why, fix=CRASHED_THERE)
 
     for code in ("worker-segfault", "gloo-size-mismatch"):
         suspects = map_code(suspects, code, explain)
     return suspects
+
+
+def _recorded_signal(suspect: Suspect, scene: Scene) -> str:
+    """The signal by which the rank ended, if its guard has recorded it."""
+    place = (suspect.host, suspect.rank)
+    ends = (exit_ for exit_ in scene.exits if exit_.number < 0 and (exit_.host, exit_.rank) == place and exit_.signal)
+    return next((f"signal {end.signal}" for end in ends), "")
+
+
+def _crash_line(suspect: Suspect, scene: Scene) -> LogLine:
+    """The line of a suspect; of an end that the guard has recorded, the one by which faulthandler begins."""
+    if suspect.line.number >= 0:
+        return suspect.line
+    place = (suspect.host, suspect.rank)
+    own = (line for line in scene.lines if (line.host, line.rank) == place and FATAL.search(line.text))
+    return next(own, suspect.line)
 
 
 def _crash_frame(first: LogLine, scene: Scene) -> re.Match[str] | None:
