@@ -59,6 +59,8 @@ def test_a_script_without_a_handler_is_left_alone(tmp_path: Path) -> None:
     assert failed.returncode == 1
     diagnosis = json.loads(orch(tmp_path, "ps", "--all", "--json").stdout)[0]
     assert diagnosis["nodes"][0]["signal"] == "SIGUSR1"
+    first = json.loads(orch(tmp_path, "diagnose", run_id, "--json").stdout)["findings"][0]
+    assert (first["code"], first["rank"], first["confidence"]) == ("user-interrupt", 0, "high")
     over = orch(tmp_path, "signal", run_id, "USR1")
     assert over.returncode == 2
 
