@@ -28,8 +28,8 @@ RESTART = re.compile(r"ddp-orch: .*restart.* follows\b")
 """The attempt has ended."""
 STOPS = re.compile(r"ddp-orch: .*; stopping all nodes$")
 FENCES = re.compile(
-    r"ddp-orch: no (?:message from the head \((?P<head>[^)]+)\) for (?P<silence>\d+) s|majority of the hosts .*): "
-    r"(?:stopping|waiting)"
+    r"ddp-orch: (?:no (?:message from the head \((?P<head>[^)]+)\) for (?P<silence>\d+) s|majority of the hosts .*)"
+    r"|the head \([^)]+\) reaches no majority of the hosts): (?:stopping|waiting)"
 )
 HEARS_AGAIN = re.compile(r"ddp-orch: (?:the head \(\S+\) is back|\S+ is the head|no longer suspect: .*)$")
 FENCED_TOGETHER = 20.0  # s in which all hosts that are up notice it; one that says so later was off till then

@@ -183,7 +183,10 @@ def test_a_host_that_was_only_the_first_to_stop_is_not_the_one_that_was_cut_off(
 
 
 def test_of_hosts_that_were_parted_no_half_is_blamed_for_sure() -> None:
-    halves = [no_majority("node-0", 14.0, "node-2", "node-3"), fence("node-1", 15.0), fence("node-2", 15.0)]
+    near = agent(
+        15.0, "node-1", "ddp-orch: the head (node-0) reaches no majority of the hosts: stopping; others follow"
+    )
+    halves = [no_majority("node-0", 14.0, "node-2", "node-3"), near, fence("node-2", 15.0)]
     parted = [*halves, fence("node-3", 15.0), no_majority("node-2", 23.0, "node-0", "node-1")]
     found = earlier(parted)
     assert (found.hosts, found.confidence) == (FOUR, "medium")
