@@ -145,7 +145,11 @@ def setup(
 @cli.command(short_help="delete old runs and outputs from the hosts")
 @inventory
 @HOSTS
-@click.option("--force", is_flag=True, help="Also delete runs with files that were not fetched.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also delete runs with files that were not fetched. With --run: also if some of its hosts do not answer.",
+)
 @click.option(
     "--outputs", is_flag=True, help="Delete outputs instead: those of all finished runs without a name. Asks first."
 )
@@ -163,8 +167,9 @@ def prune(
 ) -> None:
     """Apply run.keep now: delete old finished runs from the hosts, and code that no run uses any more.
 
-    Unfinished runs are not touched. Outputs are kept unless you give --outputs or set run.keep.outputs. A run that
-    wrote files outside $DDP_ORCH_OUTPUT_DIR is kept until you `fetch` them.
+    A run is deleted from all of its hosts or from none. Unfinished runs are not touched. Outputs are kept unless you
+    give --outputs or set run.keep.outputs. A run that wrote files outside $DDP_ORCH_OUTPUT_DIR is kept until you
+    `fetch` them.
     """
     from .commands import prune as prune_command
 

@@ -22,6 +22,7 @@ rejoin     `rejoin`
 signaled   `signal`, `saved` and `finish`
 shell      `shell`
 files      files of runs, and what was removed
+finished   `finished`
 ledger     the runs that ended on a host
 printed    lines of JSON that scripts of ddp-orch print on hosts
 """

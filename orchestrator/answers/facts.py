@@ -8,6 +8,7 @@ from typing import Annotated
 
 from .decode import NOT_NULL
 from .fields import Address, CudaVersion, Port, is_interval
+from .finished import Finished
 from .ledger import EndedRun
 from .operation import Operation
 
@@ -299,6 +300,8 @@ class Facts:
     """None: the host needs none."""
     ledger: tuple[EndedRun, ...] = ()
     """The runs that ended last, the newest last."""
+    finished: Finished | None = None
+    """The runs to delete; None: the host was not asked for them."""
 
     @property
     def versions(self) -> dict[str, str]:

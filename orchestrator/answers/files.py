@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .decode import decode
-from .fields import RunId, RunName, UnixTime
+from .fields import RunName, UnixTime
 from .operation import Nothing, Operation, Streaming
 
 
@@ -35,17 +35,8 @@ class Outputs:
     """An id of the current state of the files next to the code. `fetched` sends it back once they are downloaded."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unfetched:
-    """Runs that a host keeps only because files next to their code were not downloaded."""
-
-    unfetched: tuple[RunId, ...]
-    """The newest last."""
-    unfetched_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pruned(Unfetched):
+@dataclass(frozen=True)
+class Pruned:
     """The answer to `prune`."""
 
     runs: tuple[str, ...]

@@ -6,20 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .fields import Address, Port, RunId
-from .files import Unfetched
 from .operation import Nothing, Operation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared(Unfetched):
+class Prepared:
     """What every host answers to `prepare`."""
 
     beside: tuple[RunId, ...]
     """Other runs that use the same CPUs."""
     resumes: bool
     """The output folder already has files."""
-    removed: tuple[RunId, ...] = ()
-    """Ended runs that were deleted, as `run.keep` says."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -305,13 +305,15 @@ def command_line_without(hosts: Iterable[str], argv: Sequence[str]) -> str:
 
 
 def warn_of_unasked_hosts(run: registry.Run, listing: registry.Listing, console: Console) -> None:
-    """Warn of hosts of the run that --hosts leaves out or that are in another inventory only.
+    """Warn of hosts of the run that --hosts leaves out, that are in another inventory only, or that have deleted it.
 
     `warn_of_missing` has warned of unreachable hosts.
     """
     hosts = [host for host in listing.missing_hosts(run) if host not in listing.failed]
     if hosts:
         console.warning(f"run {run.run_id} is also on {fold(hosts)}, which this command did not ask")
+    if not run.unfinished and (hosts := list(listing.without_record(run))):
+        console.warning(f"{fold(hosts)}: the part of run {run.run_id} was deleted there, so it is missing here")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,9 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
         print(json.dumps(page, indent=2))
         return 0
     about = advice.about(run, lookup.listing.runs, inventory.path)
-    for line in _lines(page, about.command("events"), lookup.listing.missing_hosts(run)):
+    for line in _lines(
+        page, about.command("events"), lookup.listing.missing_hosts(run), lookup.listing.without_record(run)
+    ):
         print(line)
     follow: tuple[tuple[str, ...], ...] = (("logs", "-f"), ("top",), ("kill",))
     if run.without_guard:
@@ -133,8 +135,12 @@ def _first_failure(run: registry.Run, record: Record | None) -> str | None:
     return failures.get(record.run.attempt)
 
 
-def _lines(page: Mapping[str, Any], all_events: str, missing: Sequence[str] = ()) -> Sequence[str]:
-    """`all_events`: the command that shows them. `missing`: hosts of the run that did not answer."""
+def _lines(
+    page: Mapping[str, Any], all_events: str, missing: Sequence[str] = (), without_record: Sequence[str] = ()
+) -> Sequence[str]:
+    """`all_events`: the command that shows them. `missing`: hosts of the run that did not answer. `without_record`:
+    hosts that answered without it.
+    """
     attempts = f", {number_of(page['attempt'], 'attempt')}"
     if page["max_restarts"]:
         attempts += f" (run.max_restarts: {page['max_restarts']})"
@@ -165,6 +171,7 @@ def _lines(page: Mapping[str, Any], all_events: str, missing: Sequence[str] = ()
         place = f"{node['role']:<7} {number:>4} {ranks:>9}"
         lines.append(f"{node['host']:<20} {place}  {node['state']:<10} {exits}".rstrip())
     lines += [f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  no answer" for host in missing]
+    lines += [f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  deleted" for host in without_record]
     if events := fold_ends(page["events"]):
         left_out = len(events) - NEWEST_EVENTS
         lines += [

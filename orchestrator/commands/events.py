@@ -61,7 +61,7 @@ def _find_record(fleet: Fleet, inventory: Inventory, run: registry.Run, console:
 
     head = next((name for name, number in run.all_nodes.items() if number == run.head), None)
     answers = ask([head] if head else [])
-    host, found = head, dict(answers.done)
+    host, found = head, {name: record for name, record in answers.done.items() if record.spec}
     if not found:
         found = dict(ask(set(run.nodes) - {head}).done)
         host = timeline.source(run.nodes, run.head, found)
@@ -70,6 +70,7 @@ def _find_record(fleet: Fleet, inventory: Inventory, run: registry.Run, console:
         why = "; ".join(fold_failures(answers.failed))
         raise UnreachableError(f"no host that answers has a record of run {run.run_id}{why and ': '}{why}")
     if host != head:
-        knows = "these are the events that" if found[chosen.name].events else "it alone has all events. This is what"
-        console.warning(f"{head or 'the head'} does not answer: {knows} {host} knows")
+        why = "has deleted its record" if head in answers.done else "does not answer"
+        knows = "these are the events that" if found[chosen.name].events else "it alone had all events. This is what"
+        console.warning(f"{head or 'the head'} {why}: {knows} {host} knows")
     return chosen, found[chosen.name]

@@ -13,13 +13,14 @@ from ..answers.operation import Arguments
 from ..errors import OrchError, RunFailed, UnreachableError, UsageError
 from ..hosts.fleet import Fleet, Results, combine, fold_failures
 from ..hosts.session import Session
+from ..inventory.advice import command
 from ..inventory.model import Host, Inventory
 from ..inventory.run_ids import RUN_NAME
 from ..output.console import Console, fold, fold_messages, number_of
 from ..output.console import size as console_size
 from ..output.terminal import one_line
 from ..plan.code_files import make_results_folder
-from ..runs import code_places, registry
+from ..runs import code_places, recent, registry
 from ..runs.receiving import RemoteFile, Source, SourceListing, check_listing, download_files, refuse, size_of, totals
 from . import same_name
 from .context import (
@@ -279,7 +280,9 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
         )
         hosts_with_files = frozenset(host for host, (listing,) in answers.done.items() if listing.files)
         if not hosts_with_files:
-            raise
+            if not registry.was_deleted(run_name, inventory.path):
+                raise
+            raise _nothing_left(run_name, inventory.path, unreachable) from None
         return RunOutputs(run_name, run_name, hosts_with_files, {"name": run_name}, unreachable)
     if run_name is not None:
         same_name.note_choice(run, listing, run_name, inventory, console)
@@ -289,6 +292,17 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
     reader = first if run.parts[first].shared_output else None
     hosts, key = frozenset(run.parts), {"run_id": run.run_id}
     return RunOutputs(run.run_id, _default_folder(run), hosts, key, unreachable, run.unfinished, reader)
+
+
+def _nothing_left(run_name: str, inventory: str, unreachable: Sequence[str]) -> OrchError:
+    """The error for a run that was deleted, without outputs under this name."""
+    text = f"nothing to fetch: the hosts have no record of run {run_name}, and no outputs under this name"
+    started = recent.find(run_name, inventory)
+    if started is not None and started.name != run_name:
+        text += (
+            f". To fetch what the runs named {started.name} left: {command('fetch', started.name, inventory=inventory)}"
+        )
+    return UnreachableError(f"{text}; {fold(unreachable)} could not be asked") if unreachable else UsageError(text)
 
 
 def _list_sources(session: Session, arguments: Arguments, sources: list[Source]) -> list[SourceListing]:

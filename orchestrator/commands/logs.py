@@ -119,7 +119,16 @@ def logs(options: LogsOptions) -> int:
             bell.ring()
             resume = command_to_resume(run, about)
             doubt = one_line(mask.hide(losses.describe()))
-            return attach.conclude(run.run_id, about, run.all_nodes, view, console, resume=resume, doubt=doubt)
+            return attach.conclude(
+                run.run_id,
+                about,
+                run.all_nodes,
+                view,
+                console,
+                resume=resume,
+                doubt=doubt,
+                without_record=lookup.listing.without_record(run),
+            )
     if lookup.run.run_id != run.run_id:
         _warn_of_newer_run(lookup, inventory, console)
     failed = {host: error for host, error in view.failed.items() if host not in lookup.listing.failed}

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..answers.files import OUTPUT_FOLDERS, PRUNE, REMOVE_OUTPUTS, Pruned
+from ..answers.finished import FINISHED, Finished
 from ..errors import UnreachableError, UsageError
-from ..hosts.fleet import Fleet, fold_failures
+from ..hosts.fleet import Fleet, Results, fold_failures
 from ..inventory import advice
 from ..inventory.model import Inventory
 from ..inventory.run_ids import RUN_ID, SUFFIX
-from ..output.console import fold_messages, number_of, size
-from ..runs import registry
-from ..runs.launch import describe_unfetched
+from ..output.console import fold, fold_messages, number_of, size
+from ..runs import pruning, registry
+from ..runs.pruning import Choice, describe_unfetched, list_runs
 from .context import load_inventory, open_fleet, stderr_console
 
 
@@ -25,27 +25,36 @@ def prune(inventory_path: str | None, hosts: str | None, run_names: Collection[s
     if inventory_path and RUN_ID.fullmatch(inventory_path):
         raise UsageError(f"{inventory_path} is a run; to delete its record: ddp-orch prune --run {inventory_path}")
     inventory = load_inventory(inventory_path, hosts)
-    keep = inventory.run.keep.on_hosts()
     with open_fleet(inventory) as fleet:
         fleet.prepare(inventory.machines)
-        arguments: dict[str, Any] = {"keep": keep, "force": force}
-        if run_names:
-            arguments["only"] = _finished(run_names, fleet, inventory)
-        results = fleet.each(inventory.machines, lambda _, session: session.request(PRUNE, arguments), "pruning")
-    summaries = {host: _summarize(answer) for host, answer in results.done.items()}
-    for line in fold_messages(summaries):
+        run_ids = _finished(run_names, fleet, inventory) if run_names else None
+        asked = _ask_hosts(fleet, inventory, run_ids)
+        choice = _choose(asked.done, run_ids, inventory, force=force)
+        arguments = {"keep": None if run_names else inventory.run.keep.on_hosts()}
+        results = fleet.each(
+            [
+                host
+                for host in inventory.machines
+                if host.name in asked.done and (not run_names or choice.on(host.name))
+            ],
+            lambda host, session: session.request(PRUNE, {**arguments, "runs": choice.on(host.name)}),
+            "pruning",
+        )
+    for line in fold_messages({host: _summarize(answer) for host, answer in results.done.items()}):
         console.note(line)
-    for line in fold_messages(
-        {
-            host: description
-            for host, answer in results.done.items()
-            if (description := describe_unfetched(answer, inventory.path))
-        }
-    ):
+    unfetched = {host: describe_unfetched(runs, inventory.path) for host, runs in choice.unfetched.items()}
+    for line in fold_messages(unfetched):
         console.warning(line)
-    for line in fold_failures(results.failed):
+    if choice.waiting:
+        absent = {name for names in choice.waiting.values() for name in names}
+        console.note(
+            f"not deleted until {fold(absent)} can be asked, because a run is deleted from all of its hosts or from "
+            f"none: {list_runs(list(choice.waiting))}"
+        )
+    failed = {**asked.failed, **results.failed}
+    for line in fold_failures(failed):
         console.error(line)
-    return UnreachableError.exit_code if results.failed else 0
+    return UnreachableError.exit_code if failed else 0
 
 
 def _finished(run_names: Collection[str], fleet: Fleet, inventory: Inventory) -> list[str]:
@@ -53,10 +62,52 @@ def _finished(run_names: Collection[str], fleet: Fleet, inventory: Inventory) ->
     listing = registry.find(fleet, inventory.machines)
     runs = [registry.choose(listing, name, inventory.path) for name in run_names]
     for run in runs:
-        if run.unfinished:
+        if run.unfinished or run.broken:
             kill = advice.command("kill", run.run_id, inventory=inventory.path)
             raise UsageError(f"run {run.run_id} has not ended, so nothing was deleted. To stop it: {kill}")
     return [run.run_id for run in runs]
+
+
+def _ask_hosts(fleet: Fleet, inventory: Inventory, run_ids: Sequence[str] | None) -> Results[tuple[Finished, bool]]:
+    """What each host would delete, and whether it could not read all of its records. `run_ids`: only of these."""
+    arguments = {"keep": inventory.run.keep.on_hosts(), "only": run_ids}
+    return fleet.each(
+        inventory.machines,
+        lambda _, session: (session.request(FINISHED, arguments), bool(session.hello.passed_over)),
+        "looking for old runs",
+    )
+
+
+def _choose(
+    asked: Mapping[str, tuple[Finished, bool]], run_ids: Sequence[str] | None, inventory: Inventory, *, force: bool
+) -> Choice:
+    """The runs to delete: those of `run_ids`, or else those that run.keep does not keep.
+
+    Unless `force`, raises UnreachableError if some host of `run_ids` did not answer, and UsageError if such a run has
+    files that were not fetched.
+    """
+    answers = {host: answer for host, (answer, _) in asked.items()}
+    choice = pruning.choose(answers, [host for host, (_, is_blind) in asked.items() if is_blind], force=force)
+    if run_ids is None:
+        return choice
+    if force:
+        hosts = {run_id: [host for host, answer in answers.items() if answer.has_due(run_id)] for run_id in run_ids}
+        return Choice(hosts)
+    for run_id, missing in choice.waiting.items():
+        anyway = advice.command("prune", "--run", run_id, "--force", inventory=inventory.path)
+        raise UnreachableError(
+            f"{fold(missing)} could not be asked about run {run_id}, so nothing was deleted. "
+            f"To delete it from its other hosts: {anyway}"
+        )
+    for host, runs in choice.unfetched.items():
+        run_id = max(runs)
+        fetch = advice.command("fetch", run_id, inventory=inventory.path)
+        anyway = advice.command("prune", "--run", run_id, "--force", inventory=inventory.path)
+        raise UsageError(
+            f"run {run_id} wrote files outside $DDP_ORCH_OUTPUT_DIR on {host} that were not fetched, so nothing was "
+            f"deleted. To fetch them: {fetch}\n  To delete them with the run: {anyway}"
+        )
+    return choice
 
 
 def _summarize(answer: Pruned) -> str:

@@ -89,7 +89,16 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
             console.note(f"the run continues; to stop it: {about.command('kill')}")
             raise
         resume = command_to_resume(run, about)
-        code = attach.conclude(run.run_id, about, run.all_nodes, view, console, resume=resume, show_outputs=False)
+        code = attach.conclude(
+            run.run_id,
+            about,
+            run.all_nodes,
+            view,
+            console,
+            resume=resume,
+            show_outputs=False,
+            without_record=lookup.listing.without_record(run),
+        )
         return code or int(ready)
 
 

@@ -88,10 +88,14 @@ def head_of(parts: Iterable[Part]) -> int:
     return head
 
 
-def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict | None:
+def verdict_of(
+    parts: Mapping[str, Part], nodes: Mapping[str, int], without_record: Collection[str] = ()
+) -> Verdict | None:
     """How a run ended, as its head says. Without the head, the first other host counts, but cannot prove a success.
 
     `nodes`: the node number of each host, from the plan or from checked claims; other hosts are ignored.
+    `without_record`: hosts that answer and have deleted the record of the run. A head that did so knew that it had
+    ended, so the word of another host is enough.
     """
     verdicts = {
         nodes[host]: part.verdict
@@ -102,7 +106,8 @@ def verdict_of(parts: Mapping[str, Part], nodes: Mapping[str, int]) -> Verdict |
         return None
     head = head_of(parts[host] for host in nodes if host in parts)
     node = head if head in verdicts else min(verdicts)
-    return verdicts[node] if node == head or verdicts[node].state != "succeeded" else None
+    head_is_done = any(nodes.get(host) == head for host in without_record)
+    return verdicts[node] if node == head or head_is_done or verdicts[node].state != "succeeded" else None
 
 
 ABANDONED = "no host has a guard of the run any more. All were rebooted, or all processes of the user were killed there"

@@ -13,14 +13,15 @@ LIMITS: Mapping[str, float] = {
     "find_image": 120.0,  # 20 s for each engine
     "gpus": 60.0,  # 30 s of nvidia-smi
     "dial": 300.0,  # bandwidth and latency to every target
-    "prepare": 300.0,  # copies the code, removes old runs
+    "prepare": 300.0,  # copies the code, removes unused code
     "start": 120.0,
     "rejoin": 60.0,  # ends processes, waits for a shared disk and for the guard
     "abort": 60.0,
     "force": 60.0,
     "stale": 120.0,
     "stop": 60.0,  # after grace and lease: the guard's record, the sweep
-    "prune": 120.0,
+    "finished": 120.0,  # looks at every file
+    "prune": 300.0,  # many files on a slow disk
     "outputs": 120.0,  # looks at every file
     "output_folders": 120.0,
     "notify": 180.0,  # 10 s of the webhook, 60 s of mail, 60 s of the command

@@ -275,19 +275,21 @@ def conclude(
     show_outputs: bool = True,
     doubt: str = "",
     explain: Callable[[], bool] = lambda: False,
+    without_record: Collection[str] = (),
 ) -> int:
     """Print how the run ended and what to do next, and return the exit code for that.
 
     `nodes`: the node number of each host; `resume` and `show_outputs`: see `attend`; `doubt`: a warning after a
     success; `explain`: prints why it failed, and returns whether some hosts lack the snapshot of others.
+    `without_record`: see `claims.verdict_of`.
     """
     for line in fold_failures(view.failed):
         console.warning(line)
     nodes = {**nodes, **_added(nodes, view)}
     parts = {host: part for host in nodes if host in view.outcomes and (part := view.outcomes[host].run)}
-    verdict = claims.verdict_of(parts, nodes)
+    verdict = claims.verdict_of(parts, nodes, without_record)
     if verdict is None:
-        return _conclude_without_verdict(run_id, about, parts, nodes, console, resume)
+        return _conclude_without_verdict(run_id, about, parts, nodes, console, resume, without_record)
     match verdict.state:
         case "succeeded":
             console.success(f"run {run_id} succeeded{took}")
@@ -325,7 +327,13 @@ def _added(nodes: Mapping[str, int], view: View) -> dict[str, int]:
 
 
 def _conclude_without_verdict(
-    run_id: str, about: AboutRun, parts: Mapping[str, Part], nodes: Mapping[str, int], console: Console, resume: str
+    run_id: str,
+    about: AboutRun,
+    parts: Mapping[str, Part],
+    nodes: Mapping[str, int],
+    console: Console,
+    resume: str,
+    without_record: Collection[str],
 ) -> int:
     if any(len(part.hosts) > len(nodes) for part in parts.values()):
         follow = about.command("logs", "-f")
@@ -335,7 +343,10 @@ def _conclude_without_verdict(
         advice = f". To start a run that resumes from its outputs: {resume}" if resume else ""
         console.error(f"run {run_id} was lost: {claims.ABANDONED}{advice}")
         return OUTCOMES["lost"]
-    silent = fold(set(nodes) - set(parts))
+    silent = fold(set(nodes) - set(parts) - set(without_record))
+    if without_record and not silent:
+        console.error(f"run {run_id}: its final state is unknown: {fold(without_record)} has deleted its record of it")
+        return UnreachableError.exit_code
     why = f"there is no answer from {silent}" if silent else "its head has not recorded it"
     console.error(f"run {run_id}: its final state is unknown, because {why}. Run `{about.of_all('ps', '--all')}` later")
     return UnreachableError.exit_code

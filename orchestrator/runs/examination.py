@@ -36,7 +36,8 @@ def examine(
     hosts = [node.host for node in nodes]
     packed = PackedSnapshot(snapshot)
     script = preflight.script_of(snapshot)
-    questions = {node.host.name: preflight.question(plan, node, script) for node in nodes}
+    keep = plan.inventory.run.keep
+    questions = {node.host.name: preflight.question(plan, node, script, keep=keep) for node in nodes}
     fleet.prepare(hosts)
 
     def probe(host: Host, session: Session) -> Probed:

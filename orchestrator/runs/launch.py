@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..answers.facts import Facts
-from ..answers.files import Unfetched
 from ..answers.operation import Arguments, Operation
 from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, Prepared
 from ..checks import auto_env
@@ -34,7 +33,7 @@ from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
 from ..plan.snapshot import Snapshot
 from ..ssh.config import by_hand
-from . import bandwidths, ending, examination, rendezvous, stand_ins
+from . import bandwidths, ending, examination, pruning, rendezvous, stand_ins
 from . import probe as preflight
 from .probe import Probed
 from .rendezvous import Rendezvous
@@ -42,9 +41,6 @@ from .timing import Timing
 
 P = TypeVar("P", bound=Prepared)
 LARGE = 10_000_000  # bytes of code; from this size on, the largest files are listed
-MAX_LISTED_RUNS = 3
-UNFETCHED_BYTES = 100_000_000
-UNFETCHED_RUNS = 20
 HELD_CODES = frozenset(
     {"port-in-use", "gpu-memory-held-by-others"}
 )  # somebody else holds what the run needs: exit code 5
@@ -98,6 +94,8 @@ def launch(
     _show_start(resolved, auto, context)
     if context.job_ends_at is not None:
         resolved = job_limit.end_with_job(resolved, context.job_ends_at - time.monotonic())
+    hosts = [node.host for node in resolved.nodes]
+    pruning.delete_due_runs(hosts, probed.done, fleet, resolved.inventory.path, context.step, context.warn)
     _prepare_and_start(resolved, facts, fleet, context)
     return resolved
 
@@ -294,13 +292,6 @@ def _show_prepared(answers: Mapping[str, Prepared], resolved: Plan, context: Lau
     for run_id, hosts in neighbours.items():
         kill = advice.command("kill", run_id, inventory=inventory)
         context.warn(f"{fold(hosts)}: run {run_id} is using the same CPUs; stop it with: {kill}")
-    if removed := sorted({run_id for answer in answers.values() for run_id in answer.removed}):
-        more = f" and {len(removed) - MAX_LISTED_RUNS} more" if len(removed) > MAX_LISTED_RUNS else ""
-        listed = ", ".join(removed[-MAX_LISTED_RUNS:])
-        context.step(f"deleted {number_of(len(removed), 'finished run')}, as run.keep says: {listed}{more}")
-    unfetched = {host: describe_unfetched(answer, inventory) for host, answer in answers.items() if are_many(answer)}
-    for line in fold_messages({host: message for host, message in unfetched.items() if message}):
-        context.warn(line)
     if resuming := [host for host, answer in answers.items() if answer.resumes]:
         context.step(f"{fold(resuming)}: the output folder of {resolved.name} has files; the run resumes from them")
         if message := _describe_lacking(answers, resolved):
@@ -319,28 +310,6 @@ def _describe_lacking(answers: Mapping[str, Prepared], resolved: Plan) -> str:
         f"{fold(lacking)}: the output folder of {resolved.name} is empty, so ranks there may begin at the first step. "
         "If they must load a snapshot too, stop the run, and start it with `--set run.resume=head` if rank 0 saves, "
         "or `union` if every rank saves a part (docs/resume.md)"
-    )
-
-
-def are_many(answer: Unfetched) -> bool:
-    """Whether the runs that a host keeps only because their files were not fetched need attention at each start."""
-    return answer.unfetched_bytes >= UNFETCHED_BYTES or len(answer.unfetched) >= UNFETCHED_RUNS
-
-
-def describe_unfetched(answer: Unfetched, inventory: str) -> str:
-    """The message about runs that a host keeps only because their files were not fetched; "" if there are none."""
-    runs = answer.unfetched
-    if not runs:
-        return ""
-    more = f" and {len(runs) - MAX_LISTED_RUNS} more" if len(runs) > MAX_LISTED_RUNS else ""
-    kept, them = ("a run is", "it") if len(runs) == 1 else (f"{len(runs)} runs are", "each of them, such as")
-    fetch, prune = (
-        advice.command(*words, inventory=inventory) for words in (("fetch", runs[-1]), ("prune", "--force"))
-    )
-    return (
-        f"{kept} kept longer than run.keep allows ({size(answer.unfetched_bytes)}), because files written outside "
-        f"$DDP_ORCH_OUTPUT_DIR were not fetched: {', '.join(runs[-MAX_LISTED_RUNS:])}{more}. "
-        f"Fetch {them} with `{fetch}`, or delete {'it' if len(runs) == 1 else 'them'} with `{prune}`"
     )
 
 

@@ -17,7 +17,7 @@ from ..answers.operation import Arguments
 from ..checks import hosts
 from ..hosts.session import Session
 from ..inventory.container import as_question
-from ..inventory.model import Notify
+from ..inventory.model import Keep, Notify
 from ..output.finding import Finding
 from ..plan.plan import Node, Plan
 from ..plan.snapshot import Snapshot
@@ -45,8 +45,8 @@ def script_of(snapshot: Snapshot | None) -> Arguments | None:
     return {"path": snapshot.script, "source": source, "local": sorted(local)}
 
 
-def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
-    """The arguments of `probe` for one host."""
+def question(plan: Plan, node: Node, script: Arguments | None, *, keep: Keep | None = None) -> Arguments:
+    """The arguments of `probe` for one host. `keep`: which finished runs the host is not to delete."""
     host = node.host
     if host.workdir:
         *_, name = node.command[:3]
@@ -70,6 +70,7 @@ def question(plan: Plan, node: Node, script: Arguments | None) -> Arguments:
         else sorted({*hosts.path_arguments(plan), *filter(None, [plan.inventory.run.output])}),
         "notify": _notify(plan.inventory.notify) if node is plan.nodes[0] else None,
         "autostart": None if plan.inventory.run.autostart == "none" else plan.inventory.run.autostart,
+        "keep": keep.on_hosts() if keep else None,
         "names": [],
         # torch looks up every peer; whether the name server answers at all shows with one of them
         "addresses": [address for address in _addresses(plan.nodes[0]) if node is not plan.nodes[0]],

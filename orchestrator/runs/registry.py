@@ -227,6 +227,10 @@ class Listing:
         """Hosts of the run that did not answer. (A host that answered without it has deleted its record.)"""
         return tuple(host for host in run.missing_hosts if host not in self.answered)
 
+    def without_record(self, run: Run) -> tuple[str, ...]:
+        """Hosts that answered and have deleted their record of the run. The witness has nothing to show of it."""
+        return tuple(host for host in run.missing_hosts if host in self.answered and host != run.witness)
+
 
 Answer = tuple[RunList, str]  # the runs of a host, and why its usual state folder is unusable, or ""
 
@@ -404,6 +408,11 @@ def _matches(runs: Sequence[Run], run: str) -> Sequence[Run]:
     begin = [known for known in runs if known.run_id.startswith(run)]
     end = [known for known in runs if len(run) >= SUFFIX and known.run_id.endswith(run)]
     return exact[-1:] or begin or end
+
+
+def was_deleted(run: str, inventory: str) -> bool:
+    """Whether a run that no host knows has existed: its whole id was pasted, or it was started here."""
+    return RUN_ID.fullmatch(run) is not None or recent.find(run, inventory) is not None
 
 
 def _advise(run: str, listing: Listing, inventory: str) -> str:

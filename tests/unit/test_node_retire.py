@@ -6,17 +6,21 @@ import fcntl
 import os
 import shutil
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestrator.answers.decode import decode
+from orchestrator.answers.finished import Finished
 from orchestrator.node.host import state
 from orchestrator.node.serve import outputs
-from orchestrator.node.serve.retire import BY_WATCH, remove, retire
-from orchestrator.runs import registry
+from orchestrator.node.serve.retire import BY_WATCH, look, prune, tidy
+from orchestrator.runs import pruning, registry
 
 DAY = 86400.0
-WROTE = "20260101-000000-0001"
 KEEP = {"runs": 2, "days": 14}
 
 
@@ -39,8 +43,31 @@ def age(path: Path, days: float) -> None:
         os.utime(one, (time.time() - days * DAY,) * 2)
 
 
-def run(run_id: str, days: float, *, ended: bool = True, program: str | None = None) -> Path:
-    made = folder(Path(state.run_folder(run_id)), days)
+def id_of(name: str) -> str:
+    """A run id for a name of these tests."""
+    return f"20260101-000000-{zlib.crc32(name.encode()) & 0xFFFF:04x}"
+
+
+WROTE = id_of("wrote")
+
+
+def finished(keep: dict[str, int], only: list[str] | None = None) -> Finished:
+    return decode(Finished, look(keep, only), "finished")
+
+
+def retire(keep: dict[str, int], program: str, *, force: bool = False) -> dict[str, Any]:
+    """What the controller does where this host is the only one. Runs that are only kept for their files: `unfetched`"""
+    choice = pruning.choose({"a": finished(keep)}, force=force)
+    answer = prune({"runs": choice.on("a"), "keep": keep}, program)
+    return {**answer, "unfetched": choice.unfetched.get("a", {})}
+
+
+def ids(*names: str) -> list[str]:
+    return sorted(map(id_of, names))
+
+
+def run(name: str, days: float, *, ended: bool = True, program: str | None = None) -> Path:
+    made = folder(Path(state.run_folder(id_of(name))), days)
     if program is not None:
         state.write(str(made / "spec.json"), {"program": program})
     if ended:
@@ -52,17 +79,18 @@ def run(run_id: str, days: float, *, ended: bool = True, program: str | None = N
 @pytest.mark.usefixtures("program")
 def test_a_run_that_has_ended_elsewhere_is_removed_by_its_name_only() -> None:
     ours, other = (run(run_id, 0, ended=False) for run_id in ("run-1", "run-2"))
-    answer = remove(["run-1"])
-    assert (answer["runs"], answer["left"], ours.exists(), other.exists()) == (["run-1"], 0, False, True)
+    assert [due.run_id for due in finished(KEEP, ids("run-1")).due] == ids("run-1")
+    answer = prune({"runs": ids("run-1"), "keep": None}, "")
+    assert (answer["runs"], answer["left"], ours.exists(), other.exists()) == (ids("run-1"), 0, False, True)
 
 
 @pytest.mark.usefixtures("program")
 def test_a_run_that_is_named_is_removed_and_nothing_else() -> None:
     unused = folder(Path(state.base()) / "node-old", 99)
     runs = [run(f"run-{number}", number) for number in range(4)]
-    answer = remove(["run-1", "no-such-run"])
+    answer = prune({"runs": ids("run-1", "no-such-run"), "keep": None}, "")
     assert [one.exists() for one in runs] == [True, False, True, True]
-    assert (answer["runs"], answer["left"], unused.exists()) == (["run-1"], 3, True)
+    assert (answer["runs"], answer["left"], unused.exists()) == (ids("run-1"), 3, True)
 
 
 @pytest.mark.usefixtures("program")
@@ -70,7 +98,9 @@ def test_a_run_whose_guard_lives_is_not_removed_by_its_name() -> None:
     made = run("run-1", 0, ended=False)
     with (made / "run.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert remove(["run-1"])["runs"] == []
+        asked = finished(KEEP, ids("run-1"))
+        assert (asked.due, asked.others) == ((), tuple(ids("run-1")))
+        assert prune({"runs": ids("run-1"), "keep": None}, "")["runs"] == []
     assert made.exists()
 
 
@@ -78,9 +108,9 @@ def test_the_newest_runs_stay_and_what_is_freed_is_said(program: Path) -> None:
     runs = [run(f"run-{number}", number) for number in range(4)]
     answer = retire(KEEP, str(program))
     assert [one.exists() for one in runs] == [True, True, False, False]
-    assert (answer["runs"], answer["left"]) == (["run-2", "run-3"], 2)
+    assert (answer["runs"], answer["left"]) == (ids("run-2", "run-3"), 2)
     assert answer["freed"] >= 200_000
-    nothing = {"runs": [], "outputs": [], "unused": 0, "freed": 0, "left": 2, "unfetched": [], "unfetched_bytes": 0}
+    nothing = {"runs": [], "outputs": [], "unused": 0, "freed": 0, "left": 2, "unfetched": {}}
     assert retire(KEEP, str(program)) == nothing
 
 
@@ -130,7 +160,7 @@ def test_runs_that_up_watch_has_replaced_take_the_place_of_no_other(program: Pat
     answer = retire({"runs": 4, "days": 14}, str(program))
     assert [one.exists() for one in (*edits, other)] == [True, False, False, False, False, True]
     assert [one.exists() for one in runs] == [True, True, False]
-    assert answer["runs"] == ["edit-1", "edit-2", "edit-3", "edit-4", "run-2"]
+    assert answer["runs"] == ids("edit-1", "edit-2", "edit-3", "edit-4", "run-2")
 
 
 def test_a_run_older_than_the_days_goes(program: Path) -> None:
@@ -165,7 +195,7 @@ def test_outputs_are_never_touched(program: Path) -> None:
     assert (output / "data").exists()
 
 
-def code_run(run_id: str, days: float) -> Path:
+def code_run(name: str, days: float) -> Path:
     """A run that works in a copy of its code, as `prepare` makes it."""
     sent = Path(state.folder("code")) / "abc"
     if not sent.exists():
@@ -173,9 +203,9 @@ def code_run(run_id: str, days: float) -> Path:
         (sent / "train.py").write_text("one")
         (sent / "lib" / "data.py").write_text("two")
         os.utime(sent / "train.py", (1, 1))
-    made = run(run_id, days)
+    made = run(name, days)
     shutil.copytree(sent, made / "code")
-    spec = {"name": run_id, "program": "node-mine", "workdir": None, "code": {"sha256": "abc", "cwd": "."}}
+    spec = {"name": name, "program": "node-mine", "workdir": None, "code": {"sha256": "abc", "cwd": "."}}
     state.write(str(made / "spec.json"), spec)
     age(made, days)
     return made
@@ -183,20 +213,20 @@ def code_run(run_id: str, days: float) -> Path:
 
 @pytest.mark.parametrize("path", ["out/model.pt", "lib/data.py"])
 def test_a_run_whose_files_beside_the_code_were_not_fetched_stays(program: Path, path: str) -> None:
-    clean, wrote = code_run("clean-run", 30), code_run(WROTE, 30)
+    clean, wrote = code_run("clean-run", 30), code_run("wrote", 30)
     (wrote / "code" / "out").mkdir()
     (wrote / "code" / path).write_text("new")
     (wrote / "code" / "lib" / "data.pyc").write_text("not a result")
     answer = retire(KEEP, str(program))
     assert not clean.exists() and wrote.exists()
-    assert (answer["runs"], answer["unfetched"], answer["left"]) == (["clean-run"], [WROTE], 1)
-    assert answer["unfetched_bytes"] > 100_000
+    assert (answer["runs"], [*answer["unfetched"]], answer["left"]) == (ids("clean-run"), [WROTE], 1)
+    assert answer["unfetched"][WROTE] > 100_000
 
     listed = outputs.listing({"run_id": WROTE, "pattern": "", "parts": ["output", "code"]})
     assert [one[0] for one in listed["files"]] == [f"code/{path}"]
     outputs.fetched({"run_id": WROTE, "written": listed["written"]})
     (wrote / "code" / "train.py").write_text("changed since it was listed")
-    assert retire(KEEP, str(program))["unfetched"] == [WROTE]
+    assert retire(KEEP, str(program))["unfetched"].keys() == {WROTE}
     outputs.fetched(
         {
             "run_id": WROTE,
@@ -207,18 +237,20 @@ def test_a_run_whose_files_beside_the_code_were_not_fetched_stays(program: Path,
 
 
 def test_what_was_not_fetched_goes_when_it_is_forced(program: Path) -> None:
-    wrote = code_run(WROTE, 30)
+    wrote = code_run("wrote", 30)
     (wrote / "code" / "model.pt").touch()
-    assert retire(KEEP, str(program))["unfetched"] == [WROTE]
+    assert retire(KEEP, str(program))["unfetched"].keys() == {WROTE}
     answer = retire(KEEP, str(program), force=True)
-    assert (answer["runs"], answer["unfetched"]) == ([WROTE], []) and not wrote.exists()
+    assert (answer["runs"], answer["unfetched"]) == ([WROTE], {}) and not wrote.exists()
 
 
 def test_a_run_of_an_older_version_that_no_command_shows_is_removed(program: Path) -> None:
-    made = code_run("check-0a1b2c3d", 30)
+    made = code_run("old", 30)
+    made = made.rename(made.with_name("check-0a1b2c3d"))
     (made / "code" / "model.pt").touch()
-    answer = retire(KEEP, str(program))
-    assert (answer["runs"], answer["unfetched"]) == (["check-0a1b2c3d"], []) and not made.exists()
+    assert not finished(KEEP).due
+    tidy(KEEP, str(program))
+    assert not made.exists()
 
 
 def test_the_code_that_a_kept_run_is_compared_with_stays_too(program: Path) -> None:
@@ -232,7 +264,7 @@ def test_the_code_that_a_kept_run_is_compared_with_stays_too(program: Path) -> N
 def test_a_file_that_was_only_touched_is_not_a_result(program: Path) -> None:
     touched = code_run("touched-run", 30)
     os.utime(touched / "code" / "train.py")
-    assert outputs.listing({"run_id": "touched-run", "pattern": "", "parts": ["output", "code"]})["files"] == []
+    assert outputs.listing({"run_id": id_of("touched-run"), "pattern": "", "parts": ["output", "code"]})["files"] == []
 
 
 def test_old_runs_of_a_host_that_is_gone_are_removed_from_a_local_disk(
@@ -240,12 +272,12 @@ def test_old_runs_of_a_host_that_is_gone_are_removed_from_a_local_disk(
 ) -> None:
     base = Path(state.base())
     gone = base / "0123456789ab"
-    old, young = folder(gone / "runs" / "old-run", 15), folder(gone / "runs" / "young-run", 13)
+    old, young = folder(gone / "runs" / id_of("old-run"), 15), folder(gone / "runs" / id_of("young-run"), 13)
     monkeypatch.setattr(state, "filesystem", lambda _: "nfs4")
     retire(KEEP, str(program))
     assert old.exists()  # it may be another host, whose runs are its own to remove
     monkeypatch.setattr(state, "filesystem", lambda _: "ext4")
-    assert retire({"runs": 1, "days": 14}, str(program))["runs"] == ["old-run"]
+    assert retire({"runs": 1, "days": 14}, str(program))["runs"] == ids("old-run")
     assert not old.exists() and young.exists()
     output = folder(gone / "out" / "mine", 99)
     age(young, 99)
@@ -257,3 +289,111 @@ def test_old_runs_of_a_host_that_is_gone_are_removed_from_a_local_disk(
     age(gone, 15)
     retire(KEEP, str(program))
     assert not gone.exists()
+
+
+# --- all hosts of a run
+
+BOTH = {"nodes": [{"host": "a"}, {"host": "b"}]}
+WEEKS = {"runs": 1, "days": 14}
+
+
+@pytest.fixture
+def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Continue on the host with this name."""
+
+    def switch(host: str) -> None:
+        monkeypatch.setenv("DDP_ORCH_STATE_DIR", str(tmp_path / host))
+        state._HOST_IDS.clear()
+
+    return switch
+
+
+def part(name: str, days: float, node: int, verdict: dict[str, Any] | None) -> Path:
+    """The part of a host in a run of the hosts a and b that took an hour. Without a verdict, the host was off."""
+    made = run(name, days, ended=False, program="node-mine")
+    state.write(str(made / "spec.json"), {**BOTH, "node": node, "program": "node-mine"})
+    at = time.time() - days * DAY
+    if verdict is not None:
+        state.write(str(made / "exit.json"), {"at": at, "verdict": verdict})
+    age(made, days)
+    os.utime(made / "spec.json", (at - 3600, at - 3600))
+    return made
+
+
+ENDED = {"state": "succeeded"}
+
+
+def test_a_run_is_due_only_where_all_of_its_hosts_would_delete_it(on: Callable[[str], None]) -> None:
+    on("a")
+    part("both", 3, 0, ENDED)
+    part("newer", 2, 0, ENDED)
+    of_a = finished(WEEKS)
+    on("b")
+    part("both", 3, 1, ENDED)
+    assert pruning.choose({"a": of_a, "b": finished(WEEKS)}).runs == {}
+    part("newer", 2, 1, ENDED)
+    assert pruning.choose({"a": of_a, "b": finished(WEEKS)}).runs == {id_of("both"): ("a", "b")}
+    assert pruning.choose({"a": of_a}).waiting == {id_of("both"): ("b",)}
+    assert pruning.choose({"other-name-of-a": of_a, "b": finished(WEEKS)}).runs  # its node number tells who it is
+
+
+def test_a_run_that_is_gone_on_its_other_host_does_not_stay(on: Callable[[str], None]) -> None:
+    on("a")
+    part("both", 15, 0, ENDED)
+    nothing = Finished((), ())
+    assert pruning.choose({"a": finished(WEEKS), "b": nothing}).runs == {id_of("both"): ("a",)}
+    assert pruning.choose({"a": finished(WEEKS), "b": nothing}, ["b"]).waiting  # it could not read its usual folder
+
+
+@pytest.mark.parametrize(
+    ("verdict", "days", "goes"),
+    [
+        (ENDED, 15, False),
+        (ENDED, 29, True),
+        ({"state": "lost"}, 29, True),
+        ({"state": "stopped", "left": True}, 999, False),  # drained: the run may go on without it
+        (None, 999, False),  # so may it after a reboot
+    ],
+)
+def test_an_old_run_does_not_wait_for_hosts_that_never_answer_if_it_has_ended_for_sure(
+    on: Callable[[str], None], verdict: dict[str, Any] | None, days: float, goes: bool
+) -> None:
+    on("a")
+    part("both", days, 0, verdict)
+    choice = pruning.choose({"a": finished(WEEKS)})
+    assert (bool(choice.runs), bool(choice.waiting)) == (goes, not goes)
+
+
+def test_a_drained_host_keeps_its_part_until_the_run_has_ended_on_the_others(on: Callable[[str], None]) -> None:
+    on("a")
+    part("both", 99, 0, {"state": "stopped", "left": True})
+    of_a = finished(WEEKS)
+    on("b")
+    running = part("both", 99, 1, None)
+    with (running / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert pruning.choose({"a": of_a, "b": finished(WEEKS)}).runs == {}
+    age(running, 99)
+    assert pruning.choose({"a": of_a, "b": finished(WEEKS)}).runs
+
+
+def test_files_on_one_host_keep_the_run_on_all(on: Callable[[str], None]) -> None:
+    on("a")
+    wrote = code_run("both", 15)
+    (wrote / "code" / "model.pt").touch()
+    of_a = finished(WEEKS)
+    on("b")
+    part("both", 15, 1, ENDED)
+    answers = {"a": of_a, "b": finished(WEEKS)}
+    choice = pruning.choose(answers)
+    assert choice.runs == {} and list(choice.unfetched) == ["a"]
+    assert pruning.choose(answers, force=True).runs == {id_of("both"): ("a", "b")}
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "is_named"), [(0, 0, False), (2, 400_000, False), (2, 50_000_000, True), (20, 40_000, True)]
+)
+def test_runs_that_are_kept_for_files_that_were_not_fetched_are_named_if_they_take_much(
+    count: int, size: int, is_named: bool
+) -> None:
+    assert pruning.are_many({id_of(str(number)): size for number in range(count)}) is is_named

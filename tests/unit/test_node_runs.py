@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.answers.decode import decode
+from orchestrator.answers.finished import Finished
 from orchestrator.node.host import state
 from orchestrator.node.serve import runs, stop
 from orchestrator.node.serve.leftovers import stale
-from orchestrator.node.serve.retire import retire
+from orchestrator.node.serve.retire import look, tidy
 
 WHOLE, DAMAGED = "20260101-000000-0001", "20260101-000000-0002"
 SPEC = {
@@ -99,5 +101,7 @@ def test_a_damaged_record_hides_no_other_run_and_keeps_its_own_from_no_end(damag
         runs.record({"run_id": DAMAGED})
         assert stop.end_run({"run_id": DAMAGED, "grace": None, "by": "the test"})["remaining"] == [], text[:200]
         assert stale({"ports": []})["remaining"] == [], text[:200]
-        retire({"runs": 10, "days": 10**6}, str(damaged.parent))
+        keep = {"runs": 10, "days": 10**6}
+        decode(Finished, look(keep, [DAMAGED]), "finished")
+        tidy(keep, str(damaged.parent))
         assert damaged.exists()

@@ -25,7 +25,7 @@ def warnings(text: str, resuming: set[str], code: plan.Code | None = None) -> li
         command_without=lambda _: "",
     )
     names = [node.host.name for node in of.nodes]
-    answers = {name: Prepared(unfetched=(), unfetched_bytes=0, beside=(), resumes=name in resuming) for name in names}
+    answers = {name: Prepared(beside=(), resumes=name in resuming) for name in names}
     launch._show_prepared(answers, of, context)
     return warned
 
@@ -52,13 +52,3 @@ def test_nothing_is_said_where_every_rank_finds_the_snapshot_or_there_is_none(te
 def test_the_bundled_trainer_sends_its_snapshots_itself() -> None:
     bundled = plan.Code(sha256="0" * 64, cwd=".", root=str(TRAINER.parent), files=1, size=1)
     assert warnings("hosts: [a, b]", {"a"}, bundled) == []
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "is_named"), [(0, 0, False), (2, 800_000, False), (2, 100_000_000, True), (20, 800_000, True)]
-)
-def test_runs_that_are_kept_for_files_that_were_not_fetched_are_named_if_they_take_much(
-    count: int, size: int, is_named: bool
-) -> None:
-    runs = tuple(f"20260101-120000-{number:04}" for number in range(count))
-    assert launch.are_many(Prepared(unfetched=runs, unfetched_bytes=size, beside=(), resumes=False)) is is_named

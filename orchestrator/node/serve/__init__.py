@@ -16,7 +16,7 @@ prepare         tries everything that can fail in a launch, then starts a guard
 unpack          unpacks the code from a tar stream
 link_port       opens the link port of a node other than the head
 locks           names the locks of a run: its GPUs, its name
-retire          removes ended runs, code and node programs that `run.keep` does not keep
+retire          finds and removes ended runs, code and node programs that `run.keep` does not keep
 
 runs            lists the runs of this host
 other_users     lists the runs of other users on this host

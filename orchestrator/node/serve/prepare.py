@@ -24,7 +24,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
     """Start a guard for this run. Returns its control channel, and the answer for the controller."""
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
-    kept = retire.retire(spec["keep"], program)
+    retire.tidy(spec["keep"], program)
     beside = [] if spec["gpu_ids"] or state.is_witness(spec) else _guarded_runs()
     folder = _make_folder(spec)
     has_output = not state.is_witness(spec) and (spec["node"] == 0 or not spec["shared_output"])
@@ -69,8 +69,6 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
             os.close(lock)
     try:
         answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes)
-        answer.update(unfetched=kept["unfetched"], unfetched_bytes=kept["unfetched_bytes"])
-        answer.update(removed=[run_id for run_id in kept["runs"] if state.LISTED.match(run_id)])
     except Refused:
         abort(control)
         raise

@@ -25,7 +25,8 @@ MARKER = "ddp-orch-facts:"
 
 def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: setup, python, env, workdir, script, gpus ("none" spares the question), ports, paths, names,
-    notify (of the head), autostart (of the run, or null), and container (in which the python is; or null).
+    notify (of the head), autostart (of the run, or null), container (in which the python is; or null), and keep: look
+    for ended runs to remove (or null).
     """
     answers: Dict[str, Any] = {}
     bugs: List[BaseException] = []
@@ -46,6 +47,10 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         questions["autostart"] = lambda: autostart.why_unusable(arguments["autostart"])
     if arguments["notify"]:
         questions["notify"] = lambda: notify.look(arguments["notify"])
+    if arguments["keep"]:
+        from . import retire  # `check` does not need it
+
+        questions["finished"] = lambda: retire.look(arguments["keep"])
     if arguments["gpus"] != "none":
         questions["nvidia"] = gpus.look
     threads = [threading.Thread(target=ask, args=item, daemon=True) for item in questions.items()]
@@ -71,6 +76,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "autostart": answers.get("autostart"),
         "container": answers.get("container"),
         "ledger": ledger.newest(LEDGER_MOST),
+        "finished": answers.get("finished"),
         "lazy_init": answers["lazy_init"],
         "login": answers_of({"login": login_session.look}, LOGIN_WINDOW).get("login"),
     }

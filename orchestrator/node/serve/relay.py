@@ -53,6 +53,7 @@ OPERATIONS = {
     "outputs": ("serve.outputs", "listing"),
     "fetched": ("serve.outputs", "fetched"),
     "notify": ("recorder.notify", "test"),
+    "finished": ("serve.retire", "survey"),
     "output_folders": ("serve.output_folders", "listing"),
     "remove_outputs": ("serve.output_folders", "remove"),
 }
@@ -275,8 +276,7 @@ class Relay:
     def _prune(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import at_boot, retire
 
-        only, force = arguments.get("only"), arguments["force"]
-        removed = retire.retire(arguments["keep"], self._program, force) if only is None else retire.remove(only, force)
+        removed = retire.prune(arguments, self._program)
         at_boot.clean()
         return removed
 

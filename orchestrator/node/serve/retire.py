@@ -1,7 +1,7 @@
-"""Remove ended runs from a host, as `run.keep` says: at every launch, and by `prune`.
+"""Which ended runs `run.keep` does not keep on this host, and their removal. See runs/pruning.py for who decides.
 
-Never touched: runs whose guard lives, what they need, and output folders, but for those of runs without a name where
-`keep.outputs` says so. A run that wrote files beside its code is kept until they were fetched.
+The controller asks all hosts of a run, and has it removed from all of them or from none. Never touched: runs whose
+guard lives, what they need, and output folders, but for those of runs without a name where `keep.outputs` says so.
 """
 
 import calendar
@@ -20,26 +20,59 @@ BRIEF = 60.0  # s
 BY_WATCH = "up --watch"  # who has stopped a run to start it again with other code
 UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and nothing takes that long
 HOST_ID = re.compile(r"[0-9a-f]{12}\Z")
+HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:%-]{0,253}\Z")
+EXPIRED_AFTER = 2  # times `days`: from then on a run does not wait for hosts that cannot be asked
 
 
-def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str, Any]:
-    """Remove ended runs (more than `runs` of them, or older than `days`), and code and node programs unused for `days`.
+def survey(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """The ended runs to remove from this host: see `look`. `arguments`: keep, only (run ids, or null)."""
+    return look(arguments["keep"], arguments["only"])
 
-    Runs shorter than a minute have a quota of their own, so that an hour of failed starts does not remove the logs of
-    a week's run. Of the runs of one name that `up --watch` has stopped, the newest is kept.
-    `program` is the node program that runs this. `force`: also runs with files that were not fetched. Gives what was
-    removed, `freed` in bytes, and the runs that are only kept because of such files.
+
+def look(keep: Dict[str, Any], only: Optional[Sequence[str]] = None) -> Dict[str, Any]:
+    """`due`: the ended runs that `keep` does not keep, or those of `only`; `others`: ids of all other runs here.
+
+    Each of `due` has its id, node and hosts (those of the run as far as this host knows), `expired`: whether it may be
+    removed though other hosts cannot be asked, and `unfetched`: the bytes that it takes if it wrote files beside its
+    code that were not fetched, or null.
+    """
+    over = _newest_first(only or ())
+    strangers = _due_strangers(keep)
+    if only is None:
+        due = [folder for folder in _due(over, keep) + strangers if _is_listed(folder)]
+    else:
+        due = [folder for _, folder in over if os.path.basename(folder) in only]
+    oldest = time.time() - EXPIRED_AFTER * keep["days"] * 86400
+    ends = {folder: at for at, folder in over}
+    return {
+        "due": [_describe(folder, folder in ends and ends[folder] < oldest) for folder in sorted(due)],
+        "others": sorted(run_id for run_id, folder in state.runs() if folder not in due and _is_listed(folder)),
+    }
+
+
+def prune(arguments: Dict[str, Any], program: str) -> Dict[str, Any]:
+    """Remove the ended runs with these ids, whatever files they have. `arguments`: runs, and keep: see `tidy`, or null.
+
+    Who asks knows that they have ended: this host may have been off then, so that it has no guard and no record of it.
+    """
+    run_ids, keep = arguments["runs"], arguments["keep"]
+    over = [folder for home in [*state.homes(), *_strangers()] for _, folder in _over(home, run_ids)]
+    gone = [folder for folder in over if os.path.basename(folder) in run_ids]
+    freed = _remove_runs(gone)
+    more: Dict[str, Any] = {"unused": 0, "outputs": [], "freed": 0} if keep is None else tidy(keep, program)
+    runs = sorted(map(os.path.basename, gone))
+    return dict(more, runs=runs, freed=freed + more["freed"], left=len(_newest_first()))
+
+
+def tidy(keep: Dict[str, Any], program: str) -> Dict[str, Any]:
+    """Remove what no other host has a say in: code and node programs unused for `days`, runs that no command lists, and
+    outputs. Gives how many were `unused`, the names of `outputs`, and `freed` in bytes.
+
+    `program` is the node program that runs this.
     """
     oldest = time.time() - keep["days"] * 86400
-    over = sorted(run for home in state.homes() for run in _over(home))[::-1]
-    replaced = _replaced(over)
-    due = list(replaced)
-    for brief in (True, False):
-        alike = [(at, folder) for at, folder in over if folder not in replaced and _is_brief(at, folder) == brief]
-        due += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
-    strangers = list(_strangers())
-    due += [folder for home in strangers for at, folder in _over(home) if at < oldest]
-    removed = _remove_runs(due, over, force)
+    due = _due(_newest_first(), keep) + _due_strangers(keep)
+    freed = _remove_runs([folder for folder in due if not _is_listed(folder)])
     os.utime(program)  # in use
     code, base = state.folder("code"), state.base()
     # of other hosts too, if they share the state folder
@@ -47,38 +80,77 @@ def retire(keep: Dict[str, Any], program: str, force: bool = False) -> Dict[str,
     snapshots = [os.path.join(code, name) for name in os.listdir(code)]
     programs = [os.path.join(base, name) for name in os.listdir(base) if name.startswith("node-")]
     unused = [path for path in snapshots + programs if os.path.basename(path) not in needed and _mtime(path) < oldest]
-    freed = sum(map(_remove, unused))
-    freed += sum(_remove(home) for home in strangers if _is_empty(home) and _last_used(home) < oldest)
-    of_outputs = output_folders.retire(keep["outputs"]) if keep.get("outputs") else {"removed": [], "freed": 0}
-    freed += removed["freed"] + of_outputs["freed"]
-    return dict(removed, unused=len(unused), outputs=of_outputs["removed"], freed=freed)
+    freed += sum(map(_remove, unused))
+    freed += sum(_remove(home) for home in _strangers() if _is_empty(home) and _last_used(home) < oldest)
+    of_outputs: Dict[str, Any] = {"removed": [], "freed": 0}
+    if keep.get("outputs"):
+        of_outputs = output_folders.retire(keep["outputs"])
+    return {"unused": len(unused), "outputs": of_outputs["removed"], "freed": freed + of_outputs["freed"]}
 
 
-def remove(run_ids: Sequence[str], force: bool = False) -> Dict[str, Any]:
-    """Remove the ended runs with these ids, and nothing else. `force` and the answer: see `retire`.
+def _newest_first(ended: Sequence[str] = ()) -> List[Tuple[float, str]]:
+    """The ended runs of this host: see `_over`."""
+    return sorted(run for home in state.homes() for run in _over(home, ended))[::-1]
 
-    Who asks knows that they have ended: this host may have been off then, so that it has no guard and no record of it.
+
+def _due(over: List[Tuple[float, str]], keep: Dict[str, Any]) -> List[str]:
+    """The folders of more than `runs` runs, and of those older than `days`. `over`: the newest first.
+
+    Runs shorter than a minute have a quota of their own, so that an hour of failed starts does not remove the logs of
+    a week's run. Of the runs of one name that `up --watch` has stopped, the newest is kept.
     """
-    over = [run for home in state.homes() for run in _over(home, run_ids)]
-    return _remove_runs([folder for _, folder in over if os.path.basename(folder) in run_ids], over, force)
+    oldest = time.time() - keep["days"] * 86400
+    replaced = _replaced(over)
+    due = list(replaced)
+    for brief in (True, False):
+        alike = [(at, folder) for at, folder in over if folder not in replaced and _is_brief(at, folder) == brief]
+        due += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
+    return due
 
 
-def _remove_runs(due: Sequence[str], over: Sequence[Tuple[float, str]], force: bool) -> Dict[str, Any]:
-    """The answer of `retire`, as if nothing else were to be removed. `over`: all ended runs."""
-    can_be_fetched = [] if force else [folder for folder in due if state.LISTED.match(os.path.basename(folder))]
-    unfetched = [folder for folder in can_be_fetched if outputs.unfetched(folder)]
-    gone = [folder for folder in due if folder not in unfetched]
-    for folder in gone:
-        memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
+def _due_strangers(keep: Dict[str, Any]) -> List[str]:
+    oldest = time.time() - keep["days"] * 86400
+    return [folder for home in _strangers() for at, folder in _over(home) if at < oldest]
+
+
+def _describe(folder: str, is_old: bool) -> Dict[str, Any]:
+    """A run of `due`. One that was never more than prepared, or whose record is damaged, has no node and no hosts."""
+    node, hosts = _place(folder)
     return {
-        "runs": sorted(map(os.path.basename, gone)),
-        "unused": 0,
-        "outputs": [],
-        "freed": sum(map(_remove, gone)),
-        "left": len(over) - sum(folder in gone for _, folder in over),
-        "unfetched": sorted(map(os.path.basename, unfetched)),
-        "unfetched_bytes": sum(map(_size, unfetched)),
+        "run_id": os.path.basename(folder),
+        "node": node,
+        "hosts": hosts,
+        "expired": is_old and _knows_end(folder),
+        "unfetched": _size(folder) if outputs.unfetched(folder) else None,
     }
+
+
+def _place(folder: str) -> Tuple[Optional[int], List[str]]:
+    """The node of this host in the run, and the hosts of the run."""
+    spec = state.read(os.path.join(folder, "spec.json")) or {}
+    try:
+        added = (state.read(os.path.join(folder, "gang.json")) or {}).get("added", [])
+        hosts = [str(node["host"]) for node in spec["nodes"] + list(added)]
+        is_whole = type(spec["node"]) is int and 0 <= spec["node"] < len(hosts) and all(map(HOST_NAME.match, hosts))
+    except state.DAMAGED:
+        is_whole = False
+    return (spec["node"], hosts) if is_whole else (None, [])
+
+
+def _knows_end(folder: str) -> bool:
+    """Whether the run has ended on all its hosts, as this one knows. Without it, the run may have continued."""
+    verdict = _object(_object(state.read(os.path.join(folder, "exit.json"))).get("verdict"))
+    return bool(verdict) and not verdict.get("left")
+
+
+def _is_listed(folder: str) -> bool:
+    return state.LISTED.match(os.path.basename(folder)) is not None
+
+
+def _remove_runs(folders: Sequence[str]) -> int:
+    for folder in folders:
+        memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
+    return sum(map(_remove, folders))
 
 
 def _strangers() -> Iterator[str]:
