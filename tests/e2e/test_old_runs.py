@@ -100,7 +100,7 @@ def test_a_run_that_was_deleted_on_its_head_has_the_verdict_that_the_others_know
     diagnosed = orch(lab2, "diagnose", run_id, "-i", inventory)
     assert diagnosed.returncode == 0 and "node-0" in diagnosed.stderr, diagnosed
     without = orch(lab2, "events", run_id, "-i", inventory)
-    assert without.returncode == 4 and "not answer" not in without.stderr, without
+    assert without.returncode == 0 and "not answer" not in without.stderr and "node-0" in without.stderr, without
     assert "node-0" in said.stderr
 
     ok(orch(lab2, "prune", inventory, "--run", run_id))
