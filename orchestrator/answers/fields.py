@@ -35,6 +35,8 @@ def is_interval(pair: tuple[float, float]) -> bool:
 
 
 HostName = Annotated[str, re.compile(NAME).fullmatch]
+ProblemCode = Annotated[str, re.compile(r"[a-z0-9]+(-[a-z0-9]+){0,9}").fullmatch]
+"""As of a finding of `check`."""
 RunId = Annotated[str, RUN_ID.fullmatch]
 RunName = Annotated[str, RUN_NAME.fullmatch]
 Address = Annotated[str, is_address]

@@ -18,6 +18,7 @@ from .fields import (
     Lease,
     NodeNumber,
     Nproc,
+    ProblemCode,
     Rank,
     RunId,
     RunName,
@@ -172,6 +173,15 @@ class Part:
     """Whose outputs all hosts get before an attempt (run.resume)."""
     waits: Waits | None = None
     """What the run waits for, if it does and this host knows."""
+    suspects: tuple[HostName, ...] = ()
+    """Hosts that are silent, but not lost yet, as the head knows."""
+    unfit: Mapping[HostName, tuple[ProblemCode, ...]] = field(default_factory=dict)
+    """The problems of hosts without ranks, for which the newest attempt left them out, as the head knows."""
+
+    @property
+    def state_here(self) -> str:
+        """Of the host: the head's `state` is that of the whole run, which is suspect if another host is silent."""
+        return "running" if self.state == "suspect" and self.suspects else self.state
 
     @property
     def is_witness(self) -> bool:

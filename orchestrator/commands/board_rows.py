@@ -43,8 +43,8 @@ class BoardRow:
 
     @property
     def ranks(self) -> Sequence[RankSample]:
-        has_left = self.part is not None and self.part.unfinished is False and self.part.node_rank is None
-        return () if self.now is None or has_left else self.now.ranks
+        has_none = self.part is not None and self.part.node_rank is None
+        return () if self.now is None or has_none else self.now.ranks
 
     def figure(self, name: str) -> float | None:
         """A figure of the slowest rank: the lowest step and rate, the longest step time. Of the loss, the highest."""
@@ -92,6 +92,15 @@ def _state_or_role(part: Part) -> str:
     if part.unfinished and part.is_witness:
         return "witness"
     return "spare" if part.unfinished and part.node_rank is None else claims.state_of_host(part)
+
+
+def without_old_places(rows: Sequence[BoardRow]) -> list[BoardRow]:
+    """The rows without ranks where a host knows only an attempt before that of the head."""
+    parts = claims.without_old_places({row.host: row.part for row in rows if row.part and row.node is not None})
+    return [
+        replace(row, now=replace(row.now, run=parts[row.host])) if row.now and row.host in parts else row
+        for row in rows
+    ]
 
 
 def without_old_steps(rows: Sequence[BoardRow]) -> list[BoardRow]:

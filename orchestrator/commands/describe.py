@@ -169,8 +169,11 @@ def _lines(
         exits = node["signal"] or ("" if node["exit_code"] is None else node["exit_code"])
         number = "-" if node["node_rank"] is None else node["node_rank"]
         place = f"{node['role']:<7} {number:>4} {ranks:>9}"
-        lines.append(f"{node['host']:<20} {place}  {node['state']:<10} {exits}".rstrip())
-    lines += [f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  no answer" for host in missing]
+        why = f"not used: {', '.join(node['unfit'])}" if node["unfit"] else exits
+        lines.append(f"{node['host']:<20} {place}  {node['state']:<10} {why}".rstrip())
+    for host in missing:
+        suspect = "suspect, " if host in page["suspects"] else ""
+        lines.append(f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  {suspect}no answer")
     lines += [f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  deleted" for host in without_record]
     if events := fold_ends(page["events"]):
         left_out = len(events) - NEWEST_EVENTS

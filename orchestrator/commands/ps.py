@@ -51,6 +51,7 @@ def ps(
                 revive = advice.about(run, listing.runs, inventory.path).command("revive")
                 console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
             waiting.note(run, console)
+            _note_unfit(run, console)
             _note_waiting_spares(run, listing, inventory.path, console)
             for host, part in run.parts.items():
                 for what, why in part.not_notified.items():
@@ -78,11 +79,23 @@ def ps(
 
 
 def _note_waiting_spares(run: registry.Run, listing: registry.Listing, inventory: str, console: Console) -> None:
-    if run.state == "running" and run.lacks_team and run.spares and not run.missing_hosts:
+    spares = [host for host in run.spares if host not in run.unfit]
+    if run.state == "running" and run.lacks_team and spares and not run.missing_hosts:
         restart = advice.about(run, listing.runs, inventory).command("restart")
         console.note(
-            f"run {run.run_id} runs on fewer hosts than it began with; {fold(run.spares)} takes part at the next "
+            f"run {run.run_id} runs on fewer hosts than it began with; {fold(spares)} takes part at the next "
             f"attempt, after a failure. To start it again with all hosts: {restart}"
+        )
+
+
+def _note_unfit(run: registry.Run, console: Console) -> None:
+    hosts: dict[tuple[str, ...], list[str]] = {}
+    for host, codes in run.unfit.items():
+        hosts.setdefault(codes, []).append(host)
+    for codes, some in hosts.items():
+        console.note(
+            f"run {run.run_id}: {fold(some)}: not used: {', '.join(codes)}. Every attempt checks it again: "
+            "fix this, and the next one can use it"
         )
 
 

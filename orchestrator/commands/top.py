@@ -22,7 +22,7 @@ from ..runs import registry
 from ..runs.revive import Reviver
 from . import same_name
 from .board import Screen, render
-from .board_rows import BoardRow, without_harmless, without_old_steps
+from .board_rows import BoardRow, without_harmless, without_old_places, without_old_steps
 from .context import load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_doubts, warn_of_failures
 
 SAMPLE_INTERVAL = 2.0  # s between samples of a host
@@ -61,7 +61,7 @@ class Watcher:
 
     def rows(self) -> list[BoardRow]:
         """The newest state of all hosts, in their order."""
-        return without_old_steps(list(self._rows.values()))
+        return without_old_steps(without_old_places(list(self._rows.values())))
 
     def stop(self) -> None:
         self._stopped.set()

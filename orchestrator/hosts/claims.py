@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..answers.fields import UNFINISHED
@@ -88,6 +88,25 @@ def head_of(parts: Iterable[Part]) -> int:
     return head
 
 
+def without_old_places(parts: Mapping[str, Part]) -> dict[str, Part]:
+    """The parts, but without ranks where a host knows only an attempt before that of the head.
+
+    It was left out of the newest attempt. If its disk is full, it could not record this.
+    """
+    head = head_of(parts.values())
+    newest = max((part.attempt for part in parts.values() if part.node == head), default=0)
+
+    def is_old(part: Part) -> bool:
+        return part.unfinished and part.node != head and part.attempt < newest and part.node_rank is not None
+
+    return {
+        host: replace(part, node_rank=None, first_rank=None, state="waiting" if part.state == "running" else part.state)
+        if is_old(part)
+        else part
+        for host, part in parts.items()
+    }
+
+
 def verdict_of(
     parts: Mapping[str, Part], nodes: Mapping[str, int], without_record: Collection[str] = ()
 ) -> Verdict | None:
@@ -146,7 +165,7 @@ def state_of_host(part: Part) -> str:
     first = part.verdict.first_failure if part.verdict else None
     culprit = first.node if first else None
     stopped = part.state in ("failed", "lost") and culprit is not None and culprit != part.node
-    return "stopped" if stopped else part.state
+    return "stopped" if stopped else part.state_here
 
 
 class Ranks:

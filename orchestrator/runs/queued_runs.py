@@ -33,10 +33,11 @@ class QueuedRun:
             "exit_code": None,
             "signal": None,
             "pid": None,
+            "unfit": None,
         }
         nodes = [{"host": host, **unknown} for host in self.hosts]
         known = {"run_id": self.run_id, "name": self.name, "state": "queued"}
-        return {**known, "attempt": 0, "started_at": None, "waits": None, "nodes": nodes}
+        return {**known, "attempt": 0, "started_at": None, "waits": None, "suspects": [], "nodes": nodes}
 
 
 def find(queued: Sequence[QueuedRun], run: str) -> QueuedRun | None:

@@ -154,6 +154,24 @@ class Run:
         return next(known, None) if self.state == "waiting" else None
 
     @property
+    def suspects(self) -> tuple[str, ...]:
+        """While its state is `suspect`: its hosts that are silent, by their names in `hosts`, as the head knows."""
+        return self._of_head.suspects if self.state == "suspect" and self._of_head else ()
+
+    @property
+    def unfit(self) -> Mapping[str, tuple[str, ...]]:
+        """By host, as the head knows: the problems for which the newest attempt left it out, or the next one has to."""
+        codes = self._of_head.unfit if self.unfinished and self._of_head else {}
+        return {host: codes[part.host] for host, part in self.parts.items() if part.unfinished and part.host in codes}
+
+    @property
+    def _of_head(self) -> Part | None:
+        return self._first if self._first.node == self.head else None
+
+    def _state_of(self, part: Part) -> str:
+        return "suspect" if part.host in self.suspects else part.state_here
+
+    @property
     def lacks_team(self) -> bool:
         """Whether it runs on fewer hosts than it began with."""
         with_ranks = sum(part.unfinished and part.node_rank is not None for part in self.parts.values())
@@ -175,10 +193,11 @@ class Run:
                 "role": self._role(host, part),
                 "node_rank": None if host in self.left else part.node_rank,
                 "witness": part.is_witness,
-                "state": part.state,
+                "state": self._state_of(part),
                 "exit_code": part.exit_code,
                 "signal": part.signal,
                 "pid": part.pid if part.unfinished else None,
+                "unfit": list(self.unfit[host]) if host in self.unfit else None,
                 **({"size": asdict(part.size)} if part.size else {}),
             }
             for host, part in sorted(self.parts.items(), key=lambda item: item[1].node)
@@ -190,6 +209,7 @@ class Run:
             "attempt": self.attempt,
             "started_at": self.started_at,
             "waits": {"hosts": self.waits.hosts, "until": rfc3339(self.waits.until)} if self.waits else None,
+            "suspects": list(self.suspects),
             "nodes": nodes,
         }
 
@@ -321,12 +341,13 @@ def _listing(answers: Results[Answer]) -> Listing:
 
 
 def _make_run(run_id: str, run_claims: claims.Claims) -> Run:
-    undisputed = [part for host, part in run_claims.parts.items() if host not in run_claims.disputed]
-    parts = undisputed or list(run_claims.parts.values())
+    trusted = {host: part for host, part in run_claims.parts.items() if host not in run_claims.disputed}
+    parts = list((trusted or run_claims.parts).values())
     first, state, attempt = claims.state_of_run(parts)
-    if not undisputed:
+    if not trusted:
         state, attempt = claims.unfinished_state(parts) or "lost", max(part.attempt for part in parts)
-    return Run(run_id, first.name, state, attempt, first.started_at, run_claims.parts, run_claims.disputed)
+    shown = {**run_claims.parts, **claims.without_old_places(trusted)}
+    return Run(run_id, first.name, state, attempt, first.started_at, shown, run_claims.disputed)
 
 
 def _doubts(checked: Mapping[str, claims.Claims]) -> tuple[str, ...]:

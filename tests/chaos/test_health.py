@@ -71,6 +71,30 @@ def test_the_run_waits_until_a_full_disk_has_room_again(lab3: Lab) -> None:
         end(lab3, run)
 
 
+@pytest.mark.short
+def test_a_host_with_a_full_disk_is_shown_as_not_used(lab3: Lab) -> None:
+    """Its disk does not take the record that it has no rank any more."""
+    run_keys = {"launcher": "direct", "max_restarts": 1, "nnodes": "2:3"}
+    broken = lab3.hosts[1]
+    broken.disk(DISK, "200m")
+    with trial(lab3, lab3.inventory(hosts=hosts(lab3), run=run_keys), WORK) as run:
+        for number in range(3):
+            run.wait_for(f"rank {number} works, attempt 1")
+        broken.sh(f"cat /dev/zero > {DISK}/filler")
+        kill(lab3.hosts[2], worker(lab3.hosts[2], run.run_id))
+        run.wait_for("works, attempt 2", times=2)
+        nodes = {node["host"]: node for node in run.fact()["nodes"]}
+        assert [nodes[host.name]["node_rank"] for host in lab3.hosts] == [0, None, 1]
+        assert nodes["node-1"]["unfit"] == ["disk-full"] and nodes["node-1"]["state"] == "waiting"
+        page = ok(orch(lab3, "describe", run.run_id)).stdout + ok(orch(lab3, "ps", "-i", run.inventory)).stderr
+        assert page.count("not used: disk-full") == 2 and "takes part" not in page
+        assert " spare " in ok(orch(lab3, "top", run.run_id)).stdout
+        broken.sh(f"rm {DISK}/filler", check=True)
+        for host in lab3.hosts:
+            host.sh("touch ~/end", check=True)
+        run.assert_ended(0, "succeeded", within=60, attempt=2)
+
+
 def test_the_run_waits_until_an_interface_of_nccl_is_up_again(lab3: Lab) -> None:
     broken = lab3.hosts[1]
     listed = hosts(lab3, env={"NCCL_SOCKET_IFNAME": "ens9"})

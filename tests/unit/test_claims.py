@@ -249,3 +249,37 @@ def test_in_an_attempt_that_nobody_has_told_of_a_rank_belongs_to_the_first_that_
     ranks = Ranks({1: {"a": range(1), "b": range(1, 2)}})
     assert ranks.belongs(2, 0, "a") and ranks.belongs(2, 0, "a") and not ranks.belongs(2, 0, "b")
     assert not ranks.belongs(1, 1, "c")
+
+
+def test_a_host_that_knows_only_an_older_attempt_than_the_head_has_no_rank() -> None:
+    """Its disk is full, so it could not record that the newest attempt left it out."""
+    hosts = ["a", "b", "c", "d"]
+    newest = {"attempt": 2, "nprocs": [1] * 4}
+    parts = {host: part(node, hosts, **newest) for node, host in enumerate(hosts)}
+    parts["c"]["attempt"] = 1
+    parts["d"].update(node_rank=2, first_rank=2)
+    (run,) = listing(**{host: [told] for host, told in parts.items()}).runs
+    nodes = run.as_dict()["nodes"]
+    assert [(node["node_rank"], node["role"], node["state"]) for node in nodes] == [
+        (0, "head", "running"),
+        (1, "team", "running"),
+        (None, "spare", "waiting"),
+        (2, "team", "running"),
+    ]
+    assert run.spares == ("c",) and run.lacks_team
+    (before,) = listing(**{host: [{**told, "attempt": 1}] for host, told in parts.items()}).runs
+    assert before.spares == ()
+
+
+def test_only_the_head_says_which_hosts_are_suspect_or_not_used() -> None:
+    unfit = {"unfit": {"good2": ["disk-full"]}}
+    (run,) = listing(good1=[part(0, GOOD, **unfit)], good2=[part(1, GOOD, unfit={"good1": ["gpu-lost"]})]).runs
+    assert run.unfit == {"good2": ("disk-full",)}
+    (run,) = listing(good1=[part(0, GOOD, state="suspect", suspects=["good2"])], good2=[part(1, GOOD)]).runs
+    assert run.state == "suspect" and [node["state"] for node in run.as_dict()["nodes"]] == ["running", "suspect"]
+    assert run.as_dict()["suspects"] == ["good2"]
+
+
+def test_the_head_is_not_suspect_itself() -> None:
+    assert claims.state_of_host(part_of(state="suspect", suspects=["b"])) == "running"
+    assert claims.state_of_host(part_of(state="suspect")) == "suspect"  # of an older version

@@ -14,17 +14,20 @@ from orchestrator.plan.run_program import RUN_PROGRAM, without_program
 
 
 def node(host: str, role: str, rank: int | None, state: str) -> dict[str, Any]:
-    nothing = {"witness": False, "exit_code": None, "signal": None, "pid": None}
+    nothing = {"witness": False, "exit_code": None, "signal": None, "pid": None, "unfit": None}
     return {"host": host, "role": role, "node_rank": rank, "state": state, **nothing}
 
 
-def table(state: str, nodes: list[dict[str, Any]], missing: tuple[str, ...] = ()) -> list[list[str]]:
+def table(
+    state: str, nodes: list[dict[str, Any]], missing: tuple[str, ...] = (), suspects: tuple[str, ...] = ()
+) -> list[list[str]]:
     page: dict[str, Any] = dict.fromkeys(("ended_at", "first_failure", "command", "launcher", "inventory", "workdir"))
     page |= {"run_id": "R", "name": "R", "state": state, "attempt": 3, "max_restarts": 3, "by": "ann", "setup": []}
     page |= {
         "started_at": "2026-01-01T12:00:00Z",
         "code": None,
         "waits": None,
+        "suspects": suspects,
         "nodes": nodes,
         "events": [],
         "files": {},
@@ -42,6 +45,17 @@ def test_a_host_that_was_rebooted_has_no_place_in_the_attempt_of_the_others() ->
 
 def test_a_host_that_does_not_answer_is_listed() -> None:
     assert table("running", [node("a", "head", 0, "running")], ("b",))[1:] == [["b", "-", "-", "-", "no answer"]]
+
+
+def test_a_silent_host_is_suspect_until_it_is_lost() -> None:
+    rows = table("suspect", [node("a", "head", 0, "running")], ("b", "c"), ("b",))
+    assert [row[-1] for row in rows] == ["running", "suspect, no answer", "no answer"]
+
+
+def test_a_host_that_is_not_used_is_shown_with_the_reason() -> None:
+    left_out = {**node("b", "spare", None, "waiting"), "unfit": ["disk-full"]}
+    rows = table("running", [node("a", "head", 0, "running"), left_out])
+    assert rows[1][:3] == ["b", "spare", "-"] and "disk-full" in rows[1][-1]
 
 
 def test_a_lost_run_shows_where_its_hosts_were() -> None:

@@ -105,7 +105,7 @@ def test_without_a_spare_the_run_waits_for_a_host_on_which_nothing_can_succeed()
     for node in (0, 2):
         found.answer(node)
     found.answer(1, LOST_GPU)
-    assert gang_orders.label(found.state) == "waiting"
+    assert gang_orders.label(found.state) == "waiting" and gate.unfit(found.state) == {"b": ["gpu-lost"]}
     assert found.step(Tick(14.0)) == {}
     assert found.step(Tick(16.0)) == {1: Check(2, 16.0)}  # is it better now?
     assert gang_orders.label(found.state) == "waiting"
@@ -146,6 +146,7 @@ def test_a_problem_with_which_an_attempt_may_succeed_holds_nothing_up_without_a_
         found.answer(node)
     found.answer(1, ECC)
     assert team.next_team(found.state) == (0, 1, 2) and team.restart_is_due(found.state, 12.0)
+    assert gate.unfit(found.state) == {}
 
 
 def test_with_enough_other_hosts_the_run_continues_without_the_broken_one_and_takes_it_again_later() -> None:
@@ -157,12 +158,14 @@ def test_with_enough_other_hosts_the_run_continues_without_the_broken_one_and_ta
     assert [node for node, order in orders.items() if isinstance(order, Run)] == [0, 2]
     for number in (0, 2):
         found.step(Started(number, 2, 13.0))
+    assert gate.unfit(found.state) == {"b": ["gpu-lost"]}
     found.step(Failed(2, 2, {"host": "c", "node": 2, "rank": 1, "what": "killed by SIGKILL"}, 20.0))
     for number in (0, 2):
         found.step(Exited(number, 2, False, 20.0))
     assert isinstance(found.step(Joined(1, 20.1))[1], Check)  # what it said before does not count any more
     for number in range(3):
         found.step(Checked(number, 3, [], 20.5))
+    assert gate.unfit(found.state) == {}
     assert team.next_team(found.state) == (0, 2, 1)
 
 

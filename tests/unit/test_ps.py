@@ -75,6 +75,21 @@ def test_a_host_that_waits_as_a_spare_is_shown_and_how_it_takes_part(capsys: pyt
     assert out.getvalue().count("\n") == 1 and "ddp-orch restart exp" in out.getvalue()
 
 
+def test_no_host_with_a_full_disk_is_promised_for_the_next_attempt() -> None:
+    of_run = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 3, "ranks": 3, "unfit": {"b": ["disk-full"]}}
+    ranks = {"a": 0, "b": None, "c": 1}
+    parts = {
+        host: part_of(**of_run, node=node, host=host, node_rank=ranks[host], first_rank=ranks[host])
+        for node, host in enumerate("abc")
+    }
+    one = Run("20260101-120000-0001", "exp", "running", 2, STARTED, parts)
+    out = io.StringIO()
+    ps._note_waiting_spares(one, Listing((one,), {}), "inventory.yaml", Console(out, False))
+    assert not out.getvalue()
+    ps._note_unfit(one, Console(out, False))
+    assert "b: not used: disk-full" in out.getvalue()
+
+
 def test_a_run_that_waits_for_hosts_is_reported_with_them_and_the_time() -> None:
     out = io.StringIO()
     for one in (run(1), run(2, "waiting", waits={"hosts": ["b", "c"], "until": NOON + 60})):

@@ -72,6 +72,16 @@ def unfit_hosts(state: State) -> List[str]:
     ]
 
 
+def unfit(state: State) -> Dict[str, List[str]]:
+    """By host: the codes of the problems for which the newest attempt leaves it out, or the next one has to."""
+    codes = {}
+    for number, node in enumerate(state.nodes):
+        is_left_out = node.node_rank is None and node.asked == state.attempt and state.phase is not Phase.RESTARTING
+        if is_left_out or is_unfit(state, number):
+            codes[node.host] = sorted({problem["code"] for problem in node.problems})
+    return {host: found for host, found in codes.items() if found}
+
+
 def why_not_ready(state: State) -> str:
     """Why the run has waited in vain."""
     unfit = unfit_hosts(state)

@@ -4,7 +4,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from ..gang import agreement, drain, gang_events, gang_orders, team
+from ..gang import agreement, drain, gang_events, gang_orders, gate, team
 from ..gang.gang_state import GONE, UNREACHABLE, NodePhase, Phase, State
 from ..guard import team_requests
 from ..host import network
@@ -52,7 +52,7 @@ class HeadLink(ClusterLink):
         self._watch = NodeWatch(self._hosts, self._lease, nodes_wait, recorder.say, ServerProbes(self._contacts))
         self._resumption = Resumption(recorder, transport.outputs, transport.addresses, self._tell, self._step)
         self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably, self._notify)
-        self._shown: Tuple[str, int, Optional[Dict[str, Any]]] = "", 0, None
+        self._shown: Tuple[Any, ...] = ()
         self._tick_at = self._beat_at = 0.0
         self._answered = False
         self._team_requests: Set[str] = set()  # requests that the gang has decided on
@@ -375,19 +375,19 @@ class HeadLink(ClusterLink):
             self._send(self._nodes[number], {"order": order_message(order)})
 
     def _show(self) -> None:
-        label = gang_orders.label(self._state)
-        if label == "running" and self._watch.suspects.intersection(self._state.team):
-            label = "suspect"
-        nodes, waits = self._state.nodes, None
+        label, suspects = gang_orders.label(self._state), self._watch.suspects.intersection(self._state.team)
+        suspected = [self._state.nodes[number].host for number in sorted(suspects)] if label == "running" else []
+        label = "suspect" if suspected else label
+        nodes, waits, unfit = self._state.nodes, None, gate.unfit(self._state)
         if label == "waiting":
             until = self._state.since + self._state.rejoin_timeout
             waits = shown_state.waiting(team.missing(self._state), until)
-        if (label, len(nodes), waits) == self._shown:
+        if (label, len(nodes), waits, suspected, unfit) == self._shown:
             return
-        self._shown = label, len(nodes), waits
+        self._shown = label, len(nodes), waits, suspected, unfit
         self._hosts.extend(node.host for node in nodes[len(self._hosts) :])
         added = shown_state.added(nodes, self._spec)
-        shown_state.show(self._recorder.folder, label, self._leadership(), added, waits)
+        shown_state.show(self._recorder.folder, label, self._leadership(), added, waits, suspected, unfit)
 
     def _leadership(self) -> Dict[str, int]:
         """Who leads, in a run that can elect another head."""

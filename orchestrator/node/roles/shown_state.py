@@ -15,12 +15,16 @@ def show(
     leadership: Dict[str, int],
     hosts: Sequence[Dict[str, Any]] = (),
     waits: Optional[Dict[str, Any]] = None,
+    suspects: Sequence[str] = (),
+    unfit: Optional[Dict[str, List[str]]] = None,
 ) -> None:
-    """`leadership`: `head epoch` of a run that can elect another head. `hosts`: see `added`. `waits`: see `waiting`."""
+    """`leadership`: `head epoch` of a run that can elect another head. `hosts`: see `added`. `waits`: see `waiting`.
+
+    `suspects`: hosts that are silent, but not lost yet. `unfit`: see gang/gate.py.
+    """
     record: Dict[str, Any] = dict(leadership)
-    record.update({"label": label} if label is not None else {}, **({"added": list(hosts)} if hosts else {}))
-    if waits is not None:
-        record["waits"] = waits
+    more = {"label": label, "added": list(hosts), "waits": waits, "suspects": list(suspects), "unfit": unfit}
+    record.update((name, value) for name, value in more.items() if value)
     with contextlib.suppress(OSError):
         if record:
             state.replace(os.path.join(folder, NAME), record)

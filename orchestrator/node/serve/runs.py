@@ -82,7 +82,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     else:
         here = "running" if state.is_witness(spec) else _state_here(spec, now)
         answer["state"] = gang.get("label", here)
-        answer["waits"] = gang.get("waits")
+        answer.update(waits=gang.get("waits"), suspects=gang.get("suspects", []), unfit=gang.get("unfit", {}))
     return answer
 
 
