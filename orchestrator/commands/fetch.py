@@ -265,7 +265,7 @@ def _make_folder(folder: Path, owners_of_code: Iterable[str], run_id: str) -> No
 
 def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, console: Console) -> RunOutputs:
     """Find the run and its outputs on the hosts. Raises as `registry.choose`."""
-    listing = registry.find(fleet, inventory.hosts)
+    listing = registry.find(fleet, inventory.hosts, run_name=run_name)
     warn_of_failures(listing.failed, console)
     warn_of_doubts(listing, console)
     unreachable = tuple(sorted(listing.failed))

@@ -107,7 +107,8 @@ def top(run_name: str | None, inventory_path: str | None, hosts: str | None) -> 
     inventory = load_inventory_of_run(inventory_path, hosts, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
         # do not wait for late hosts: the board shows them
-        listing = registry.find(fleet, inventory.machines, partial(registry.is_known, run_name, inventory.path))
+        enough = partial(registry.is_known, run_name, inventory.path)
+        listing = registry.find(fleet, inventory.machines, enough, run_name=run_name)
         warn_of_failures(listing.failed, console)
         warn_of_doubts(listing, console)
         if run_name is None:

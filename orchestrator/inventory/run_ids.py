@@ -7,6 +7,7 @@ import secrets
 from datetime import datetime, timezone
 
 RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
+PART_OF_ID = re.compile(r"[0-9a-f-]{4,20}")  # such a name may be a part of an id
 SUFFIX = 4  # characters of an id's end that name a run too: they differ where the day is the same
 _TIME = "%Y%m%d-%H%M%S"  # UTC
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

@@ -17,7 +17,7 @@ from ..hosts.fleet import Fleet, Results
 from ..hosts.session import Session
 from ..inventory.advice import command
 from ..inventory.model import Host
-from ..inventory.run_ids import RUN_ID, SUFFIX
+from ..inventory.run_ids import PART_OF_ID, RUN_ID, SUFFIX
 from ..output.console import fold
 from ..output.lines import rfc3339
 from ..output.terminal import one_line
@@ -263,9 +263,10 @@ def find(
     *,
     others: bool = False,
     sizes: bool = False,
+    run_name: str | None = None,
 ) -> Listing:
-    """Ask all hosts for their runs. `enough`: see `Search.wait`. `others`, `sizes`: see `Search`."""
-    return Search(fleet, hosts, doing, others=others, sizes=sizes).wait(enough)
+    """Ask all hosts for their runs. `enough`: see `Search.wait`. `others`, `sizes`, `run_name`: see `Search`."""
+    return Search(fleet, hosts, doing, others=others, sizes=sizes, run_name=run_name).wait(enough)
 
 
 class Search:
@@ -286,7 +287,7 @@ class Search:
 
         `sizes`: and for the bytes that each run takes. `run_name`: the run that is looked for.
         """
-        others = others or (run_name is not None and RUN_ID.fullmatch(run_name) is not None)
+        others = others or (run_name is not None and PART_OF_ID.fullmatch(run_name) is not None)
         what = {"members": members, "others": others, "sizes": sizes}
 
         def ask(_: Host, session: Session) -> Answer:
@@ -390,9 +391,11 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
     matches = _matches(runs, run)
     if not matches and (queued := queued_runs.find(listing.queued, run)):
         raise UsageError(queued_runs.describe(queued, inventory))
-    if not matches and (user := _owner(listing, run)):
+    if not matches and (of_other := _find_of_others(listing, run)):
+        run_id, user, hosts = of_other
         raise UsageError(
-            f"run {run} is one of user {one_line(user)}, and only {one_line(user)} can look at it or stop it"
+            f"run {run_id} on {fold(hosts)} belongs to user {user}. Only {user} sees its logs, and only {user} or root "
+            "can stop it; how root does: docs/guides/administrators.md"
         )
     if not matches:
         ps = f"`{command('ps', '--all', inventory=inventory)}`"
@@ -409,9 +412,15 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
     return matches[0]
 
 
-def _owner(listing: Listing, run_id: str) -> str | None:
-    """The other user who has a run with this id, if the hosts were asked."""
-    return next((run.user for runs in listing.others.values() for run in runs if run.run_id == run_id), None)
+def _find_of_others(listing: Listing, run: str) -> tuple[str, str, Sequence[str]] | None:
+    """The only run of another user with this id, start or end of an id: its id, user and hosts. Names are unknown."""
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for host, runs in listing.others.items():
+        for other in runs:
+            ends = len(run) >= SUFFIX and other.run_id.endswith(run)
+            if ends or other.run_id.startswith(run):
+                hosts.setdefault((other.run_id, one_line(other.user)), []).append(host)
+    return next(((*found, on) for found, on in hosts.items()), None) if len(hosts) == 1 else None
 
 
 def find_queued(listing: Listing, run: str) -> queued_runs.QueuedRun | None:

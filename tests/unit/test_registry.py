@@ -80,10 +80,12 @@ def test_a_run_has_left_the_queue_only_if_one_of_its_hosts_says_so() -> None:
     assert queued_runs.still_waiting([run], {"a": []}) == ()
 
 
-def test_the_owner_of_a_run_of_another_user_is_named() -> None:
-    listing = Listing((of_two(),), {}, others={"a": (OtherUsersRun(QUEUED_ID, "bob"),)})
-    with pytest.raises(UsageError, match=r"\bbob\b"):
-        registry.choose(listing, QUEUED_ID, "inventory.yaml")
+@pytest.mark.parametrize("part", [slice(None), slice(12), slice(-4, None)], ids=str)
+def test_the_owner_of_a_run_of_another_user_is_named(part: slice) -> None:
+    of_bob = (OtherUsersRun(QUEUED_ID, "bob"),)
+    listing = Listing((of_two(),), {}, others={"a": of_bob, "b": of_bob})
+    with pytest.raises(UsageError, match=r"\ba,b\b.*\bbob\b"):
+        registry.choose(listing, QUEUED_ID[part], "inventory.yaml")
 
 
 def named(number: int, state: str) -> Run:
