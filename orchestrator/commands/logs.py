@@ -232,6 +232,7 @@ def _to_screen(
         as_json=options.as_json,
         timestamps=options.timestamps,
         quiet=quiet,
+        is_tail=options.tail is not None or options.since is not None,
         full_output_command=about.command("logs", "--stream", "agent"),
         fold_ranks=ranks if options.fold else None,
         fold_start=ranks if hides and options.tail is None and options.since is None else None,

@@ -25,7 +25,8 @@ _OBEYS = re.compile(
     r"Received \S+ death signal, shutting down workers$|Sending process \d+ closing signal SIG[A-Z]+$"
     r"|torch\.distributed\.elastic\.multiprocessing\.api\.SignalException: Process \d+ got signal: \d+\b"
 )
-_FRAME = re.compile(r'  File ".*", line \d+, in |    \S')  # or its line of source
+# or its line of source, or what marks a part of that
+_FRAME = re.compile(r'  File ".*", line \d+, in |    \S| {4,}[~^]+$')
 _BETWEEN = {
     "",
     "During handling of the above exception, another exception occurred:",
@@ -36,9 +37,13 @@ _BETWEEN = {
 class Quieter(Stage):
     """Takes lines in order, and gives the same lines with fewer lines of agents."""
 
-    def __init__(self, all_of_it: str = "ddp-orch logs --stream agent") -> None:
-        """`all_of_it`: the command that shows every line."""
+    def __init__(self, all_of_it: str = "ddp-orch logs --stream agent", *, is_tail: bool = False) -> None:
+        """`all_of_it`: the command that shows every line. `is_tail`: the first lines of each host may be missing.
+
+        Then the line that ddp-orch stops the run may be missing too. torchrun is hardly ever stopped by anybody else.
+        """
         self._all_of_it = all_of_it
+        self._is_tail = is_tail
         self._blocks: dict[tuple[str, int], list[Line]] = {}  # (host, attempt) -> an unfinished stack trace
         self._known: set[tuple[str, int]] = set()  # (host, attempt) of agents that have printed a line
         self._stopped: set[int] = set()  # attempts that ddp-orch is stopping
@@ -47,8 +52,7 @@ class Quieter(Stage):
 
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         if now >= self.wake_at:
-            held, self._obeying = self._obeying, []
-            return [*held, *self.push(lines, now)]
+            return [*self._release(), *self.push(lines, now)]
         self._now = now
         if not self._obeying and all(line.rank is not None for line in lines):
             return lines
@@ -60,9 +64,8 @@ class Quieter(Stage):
 
     def flush(self, now: float) -> Sequence[Line]:
         """Show the held lines unchanged."""
-        held = [*self._obeying, *(line for block in self._blocks.values() for line in block)]
+        held = [*self._release(), *(line for block in self._blocks.values() for line in block)]
         self._blocks.clear()
-        self._obeying.clear()
         return sorted(held, key=lambda line: line.at)
 
     def _shorten(self, line: Line) -> Iterable[Line]:
@@ -106,8 +109,11 @@ class Quieter(Stage):
             return ()
         if not self._obeying or line.at < self._obeying[0].at + HOLD:
             return (line,)
+        return (*self._release(), line)
+
+    def _release(self) -> Sequence[Line]:
         held, self._obeying = self._obeying, []
-        return (*held, line)
+        return () if self._is_tail else held
 
 
 def _is_python(first: Line) -> bool:

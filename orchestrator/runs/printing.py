@@ -27,6 +27,7 @@ def make_printer(
     as_json: bool,
     timestamps: bool = False,
     quiet: bool = True,
+    is_tail: bool = False,
     full_output_command: str,
     fold_ranks: int | None = None,
     fold_start: int | None = None,
@@ -36,17 +37,21 @@ def make_printer(
     """A stage that prints lines on stdout: with tags for people, or one JSON object per line.
 
     `quiet`: show few states of progress bars, shorten torchrun's own tracebacks to their last line, and name
-    `full_output_command`, which shows them whole. `fold_ranks`: the number of ranks; equal lines of several ranks are
-    printed once. `fold_start`: the same, on a terminal, only for the first lines of each rank. `describe_hidden`: hide
-    harmless warnings of torch, and call this with their number at the end. `status_line`: draw it below the lines; it
-    shows progress bars, so only their last states are printed.
+    `full_output_command`, which shows them whole. `is_tail`: the first lines of hosts are left out. `fold_ranks`:
+    the number of ranks; equal lines of several ranks are printed once. `fold_start`: the same, on a terminal, only
+    for the first lines of each rank. `describe_hidden`: hide harmless warnings of torch, and call this with their
+    number at the end. `status_line`: draw it below the lines; it shows progress bars, so only their last states are
+    printed.
     """
     if as_json:
         return _Print(lambda line: lines.to_json(line, mask))
     painter = Painter(hosts, wants_colour(sys.stdout, os.environ), timestamps, mask)
     stages: list[Stage] = [HarmlessFilter(describe_hidden)] if describe_hidden else []
     if quiet:
-        stages += [BarFilter() if status_line else BarFilter(BAR_INTERVAL), Quieter(full_output_command)]
+        stages += [
+            BarFilter() if status_line else BarFilter(BAR_INTERVAL),
+            Quieter(full_output_command, is_tail=is_tail),
+        ]
     if fold_ranks is not None:
         stages.append(Folder(fold_ranks))
     elif fold_start is not None and fold_start > 1 and sys.stdout.isatty():

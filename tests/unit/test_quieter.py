@@ -56,6 +56,21 @@ def test_a_trace_that_tail_has_cut_off_at_its_head_is_one_too() -> None:
     assert later.text == "  indented, later"
 
 
+def test_the_mark_below_a_line_of_source_is_a_part_of_the_trace_too() -> None:
+    (shown,) = Quieter().push([agent("           ^^^^^"), agent('  File "a.py", line 1, in f'), agent("E: why")], 0.0)
+    assert shown.text.startswith("E: why  (2 ")
+
+
+def test_how_torchrun_obeys_is_not_shown_where_tail_has_cut_off_who_stopped_it() -> None:
+    exception = agent("torch.distributed.elastic.multiprocessing.api.SignalException: Process 65 got signal: 15")
+    ended = agent("ddp-orch: the run was stopped")._replace(at=9.0)
+    quieter = Quieter(is_tail=True)
+    assert quieter.push([exception, ended], 0.0) == [ended]
+    assert quieter.push([exception], 0.0) == [] and quieter.flush(0.0) == []
+    died = agent("ddp-orch: first failure: node-0: torchrun ended; stopping all nodes")
+    assert list(Quieter(is_tail=True).push([exception, died], 0.0)) == [exception, died]
+
+
 def test_a_trace_without_an_end_is_shown_as_it_is() -> None:
     lines = [agent("Traceback (most recent call last):"), agent("  File")]
     quieter = Quieter()
