@@ -27,7 +27,7 @@ from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import one_line
 from ..plan.plan import Plan, processes
-from . import desktop, ending, holding, local_code
+from . import desktop, ending, holding, local_code, registry
 from .bad_loss import BadLoss
 from .follow import LogFilter, View
 from .revive import Reviver
@@ -273,15 +273,16 @@ def conclude(
     *,
     resume: str,
     show_outputs: bool = True,
+    is_replaced: bool = False,
     doubt: str = "",
     explain: Callable[[], bool] = lambda: False,
     without_record: Collection[str] = (),
 ) -> int:
     """Print how the run ended and what to do next, and return the exit code for that.
 
-    `nodes`: the node number of each host; `resume` and `show_outputs`: see `attend`; `doubt`: a warning after a
-    success; `explain`: prints why it failed, and returns whether some hosts lack the snapshot of others.
-    `without_record`: see `claims.verdict_of`.
+    `nodes`: the node number of each host; `resume` and `show_outputs`: see `attend`; `is_replaced`: there is a newer
+    run of this name; `doubt`: a warning after a success; `explain`: prints why it failed, and returns whether some
+    hosts lack the snapshot of others. `without_record`: see `claims.verdict_of`.
     """
     for line in fold_failures(view.failed):
         console.warning(line)
@@ -314,10 +315,17 @@ def conclude(
     if verdict.state in ("failed", "lost") and explain():
         resume = _with_snapshot_of_head(resume)
     if show_outputs:
-        _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=resume)
+        offered = "" if is_replaced or _starts_again(verdict) else resume
+        _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=offered)
     elif verdict.state in ("failed", "lost"):
         console.note(f"why: {about.command('diagnose')}")
     return OUTCOMES[verdict.state]
+
+
+def _starts_again(verdict: Verdict) -> bool:
+    """Whether the command that stopped the run starts the next one."""
+    by = verdict.stopped_by or ""
+    return by == registry.WATCH or by.startswith(registry.RESTART)
 
 
 def _added(nodes: Mapping[str, int], view: View) -> dict[str, int]:
@@ -361,7 +369,7 @@ def _advise(
     if has_outputs or has_stray:
         shared = next((path for part in parts if (path := part.shared_output)), None)
         commands[about.command("fetch")] = f"download the outputs{f', in {shared} on its hosts' if shared else ''}"
-    if has_outputs and verdict.state != "succeeded":
+    if has_outputs and resume and verdict.state != "succeeded":
         commands[resume] = "resume, after a fix" if verdict.state == "failed" else "resume"
     console.note("\n".join(["next:", *with_purposes(commands, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)]))
 

@@ -25,6 +25,7 @@ from . import queued_runs, recent
 
 PATIENCE = 2.0  # s for all hosts to answer, before the answers so far may be enough
 FETCH = "; `fetch` can still download its outputs"
+RESTART = "restart by "  # how the `stopped_by` of a run begins that `restart` starts again
 WATCH = "up --watch"  # the `stopped_by` of a run that is started again because its code has changed
 QUIET = 1.0  # s without another answer; while answers come, the remaining hosts are slow, not silent
 

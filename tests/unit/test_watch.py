@@ -57,6 +57,14 @@ def test_the_command_to_resume_copies_a_snapshot_that_some_hosts_lack(lacks: boo
     assert command == f"ddp-orch up --name x {flag}-- train.py -- y"
 
 
+@pytest.mark.parametrize("by", ["restart by ann@laptop", "up --watch"])
+def test_no_command_to_resume_is_offered_where_the_next_run_has_begun(by: str) -> None:
+    for stopped_by, offered in ((by, False), ("ann@laptop", True)):
+        verdict = {"state": "stopped", "first_failure": None, "stopped_by": stopped_by}
+        _, lines = concluded(resume="ddp-orch restart x", a={"verdict": verdict, "outputs": True})
+        assert any("ddp-orch restart x" in line for line in lines) == offered
+
+
 def test_a_run_without_any_guard_is_lost_and_its_hosts_are_not_called_unreachable() -> None:
     lost = {"state": "lost", "pid": None}
     code, lines = concluded(a=lost, b=lost)
