@@ -210,6 +210,10 @@ class NodeFields:
     node: NodeNumber
     heard_at: float | None = None
     """Since when a lost node was silent."""
+    resigned: bool = False
+    """The head before the one that was elected had no majority, and was not lost."""
+    silent: tuple[NodeNumber, ...] = ()
+    """Those that did not answer it then, as far as known."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,20 @@ class NodeEvent:
 
     event: Literal["Lost", "Restarted", "Elected"]
     fields: NodeFields
+
+
+@dataclass(frozen=True)
+class NoMajorityFields:
+    at: UnixTime
+    silent: tuple[NodeNumber, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoMajority:
+    """The head leads again, to which these nodes did not answer."""
+
+    event: Literal["NoMajority"]
+    fields: NoMajorityFields
 
 
 @dataclass(frozen=True)
@@ -275,7 +293,8 @@ class Agreed:
 
 
 _KNOWN = (
-    "StartRequested|PortFound|Started|StopRequested|Failed|Exited|Lost|Restarted|Drain|Added|Stalled|Agreed|Elected"
+    "StartRequested|PortFound|Started|StopRequested|Failed|Exited|Lost|Restarted|Drain|Added|Stalled|Agreed|Elected|"
+    "NoMajority"
 )
 
 
@@ -294,6 +313,7 @@ Event = (
     | Failed
     | Exited
     | NodeEvent
+    | NoMajority
     | Drain
     | Added
     | Stalled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -163,11 +163,13 @@ def _ends(events: Sequence[recorded.Event]) -> dict[int, _End]:
                     ends[attempt] = lost  # it was silent before the other one failed
             case recorded.NodeEvent("Elected", elected):
                 is_over = not attempt or (begun == attempt and not any(each[0] == attempt for each in running))
-                if not is_over and elected.node == head:
-                    ends.setdefault(attempt, _End(elected.at, "failure", head, "was cut off from the other hosts"))
+                if not is_over and (elected.node == head or elected.resigned):
+                    ends.setdefault(attempt, _End(elected.at, "failure", head, "no majority of the hosts answered"))
                 elif not is_over and head not in leaving:
                     ends.setdefault(attempt, _End(elected.at, "lost", head, "head lost"))
                 head = elected.node
+            case recorded.NoMajority(fields=alone):
+                ends.setdefault(attempt, _End(alone.at, "failure", head, "no majority of the hosts answered"))
             case _:
                 continue
     return ends
@@ -193,6 +195,10 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
 
     def attempt_hosts(attempt: int) -> str:
         return fold(filter(None, map(host, ran_on.get(attempt, ()))))
+
+    def no_majority(silent: Iterable[int]) -> str:
+        names = fold(filter(None, map(host, silent)))
+        return f"no majority of the hosts answered {host(head)}, the head{names and f' (silent: {names})'}"
 
     for event in events:
         match event:
@@ -231,14 +237,17 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.NodeEvent("Elected", elected):
                 is_over = not attempt or finished >= ran_on.get(attempt, {-1})
                 kind = "change" if is_over or head in leaving else "failure"
-                if elected.node == head:
-                    what = f"no majority of the hosts answered {host(head)}, the head; it was elected again"
+                if elected.node == head or elected.resigned:
+                    again = "it was elected again" if elected.node == head else f"{host(elected.node)} was elected"
+                    what = f"{no_majority(elected.silent)}; {again}"
                 elif head in leaving:
                     what = f"{host(elected.node)} was elected: the head, {host(head)}, leaves the run"
                 else:
                     what = f"{host(head)}, the head, was lost; {host(elected.node)} was elected"
-                lost |= {head} - ended - {elected.node}
+                lost |= set() if elected.resigned else {head} - ended - {elected.node}
                 head = elected.node
+            case recorded.NoMajority(fields=alone):
+                kind, what = "failure", no_majority(alone.silent)
             case recorded.Added(fields=added):
                 hosts += [added.host] if added.host not in hosts else []
                 kind, what = "request", f"{added.host} was added: requested by {added.by}"

@@ -90,9 +90,18 @@ def test_the_loss_of_a_head_that_another_one_follows_is_a_failure() -> None:
     assert entry.kind == "failure" and entry.what.startswith("a") and "lost" in entry.what
 
 
-def test_a_head_that_had_no_majority_for_a_while_was_not_lost() -> None:
-    entry = timeline.entries(events_of(*started(1000.0), event("Elected", 1010.0, node=0)), HOSTS)[-1]
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        (event("Elected", 1010.0, node=0), ["a"]),
+        (event("Elected", 1010.0, node=1, resigned=True, silent=[2]), ["a", "b", "(silent: c)"]),
+        (event("NoMajority", 1010.0, silent=[1, 2]), ["a", "(silent: b"]),
+    ],
+)
+def test_a_head_that_had_no_majority_for_a_while_was_not_lost(told: dict[str, Any], named: list[str]) -> None:
+    entry = timeline.entries(events_of(*started(1000.0), told), HOSTS)[-1]
     assert entry.kind == "failure" and "majority" in entry.what and "lost" not in entry.what
+    assert all(name in entry.what for name in named)
 
 
 def test_a_host_whose_ranks_have_finished_can_be_lost_without_harm() -> None:
@@ -112,7 +121,9 @@ FAILURE = {"host": "c", "node": 2, "rank": 2, "what": "rank 2: exit code 1", "sa
     ("end", "failure"),
     [
         (event("Elected", 1010.0, node=1), "a: head lost"),
-        (event("Elected", 1010.0, node=0), "a: was"),
+        (event("Elected", 1010.0, node=0), "a: no"),
+        (event("Elected", 1010.0, node=1, resigned=True), "a: no"),
+        (event("NoMajority", 1010.0, silent=[1, 2]), "a: no"),
         (event("Lost", 1010.0, node=2), "c: host lost"),
         (event("Restarted", 1010.0, node=2), "c: the host"),
         (event("Failed", 1010.0, node=2, attempt=1, failure=FAILURE), "c: rank 2"),
