@@ -146,28 +146,35 @@ def test_a_stop_ends_a_run_after_an_election(runs: Runs, tmp_path: Any) -> None:
         assert run.record("exit.json", node)["verdict"]["state"] == "killed"  # type: ignore[index]
 
 
-def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any) -> None:
+@pytest.mark.parametrize("lost", [(0, 1), (2, 3)], ids=["with the head", "without it"])
+def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any, lost: tuple[int, int]) -> None:
     heard = tmp_path / "heard"
     options, notify = electing("auto", rejoin_timeout=5), {"command": f"cat >> {heard}"}
     run = runs.start(WORK, str(tmp_path / "never"), nproc=(1,) * 4, options=options, notify=notify)
     everybody_works(run, 1, 0, 1, 2, 3)
-    lose(run, 0)
-    lose(run, 1)
-    for node in (2, 3):
-        wait_until(lambda node=node: run.listed(node)["waits"], 30, "it waits")
-        assert run.listed(node)["waits"]["hosts"] == ["host-0", "host-1"]
+    for node in lost:
+        lose(run, node)
+    left = [node for node in range(4) if node not in lost]
+    names = [f"host-{node}" for node in lost]
+    for node in left:
+        wait_until(lambda node=node: (run.listed(node)["waits"] or {}).get("hosts") == names, 30, "it waits for them")
         assert 0 < run.listed(node)["waits"]["until"] - time.time() < 5
-    for node in (2, 3):
+    ended = []
+    for node in left:
         wait_until(lambda node=node: run.record("exit.json", node), 40, "the last hosts give up")
-        assert re.findall(r"no majority .*\(silent: (.*)\)", said(run, node)) == ["host-0, host-1"]
+        assert set(re.findall(r"no majority .*\(silent: (.*)\)", said(run, node))) == {", ".join(names)}
+        assert f"no message from the head (host-{node})" not in said(run, node)
         record = run.record("exit.json", node)
         assert record is not None
         verdict, failure = record["verdict"], record["verdict"]["first_failure"]
         assert verdict["state"] == "lost" and verdict["attempt"] == 1
-        assert failure["what"].startswith("no majority") and failure["at"] < record["at"] - 5  # and not when it gave up
+        assert failure["host"] == names[0] and {f"{names[1]}:", "majority"} <= set(failure["what"].split())
+        assert failure["at"] < record["at"] - 5  # and not when it gave up
+        ended.append(record["at"])
+    assert abs(ended[0] - ended[1]) < 3
     wait_until(lambda: "was lost" in heard.read_text(), 30, "the last message")
     assert re.findall(r"\"state\": \"(\w+)", heard.read_text()) == ["waiting", "lost"]
-    assert heard.read_text().count("host-0, host-1") == 4  # twice in each message
+    assert heard.read_text().count(f"{names[0]}: host lost, as was {names[1]}") == 2  # once in each message
 
 
 def add(runs: Runs, run: Run, head: int) -> None:

@@ -38,6 +38,9 @@ class ElectedFollower(WorkerLink):
         self._receive = receive
         self._head = head
         self._missing: List[int] = []  # the hosts that the log says this node waits for
+        until = voter.state.permit_until
+        if until > float("-inf"):  # it has led until now: it waits no longer than the others, which it heard last then
+            self._heard_at -= max(0.0, clock() - (until - SHORTER * voter.state.config.lease))
 
     def follow(self, head: int) -> None:
         leader = {"epoch": self._voter.epoch, "head": head}
@@ -121,6 +124,7 @@ class ElectedFollower(WorkerLink):
     def on_permit(self, until: float) -> None:
         """The head has heard us, and a majority has heard it."""
         self._heard_at = time.monotonic()
+        self._voter.missed, self._voter.head_answered = [], False
         self._recorder.permit(until - clock())
         if self._fenced and not self._ended:
             self._fenced, self._missing = False, []
@@ -146,6 +150,8 @@ class ElectedFollower(WorkerLink):
         return nodes[number].host if number < len(nodes) else "node %d" % number
 
     def _why_fenced(self) -> str:
+        if self._head == self._spec["node"]:
+            return ""  # it has led, and said why it stops
         if self._committed().hands_over:
             return "%s leaves the run, and leads no longer%s" % (self._head_host, self._what_follows())
         if self._head_answers():
@@ -187,10 +193,14 @@ class ElectedFollower(WorkerLink):
             return super()._awaited()
         return [self._host(number) for number in self._voter.unreached]
 
-    def _what_is_lost(self) -> str:
-        if not self._voter.unreached:
-            return super()._what_is_lost()
-        return "no majority without %s" % ", ".join(self._awaited())
+    def _head_lost(self) -> Dict[str, Any]:
+        """Without a majority, it is the hosts that did not answer first."""
+        lost = super()._head_lost()
+        first, *others = self._voter.missed or [self._head]
+        if not self._voter.missed:
+            return lost
+        also = ", as was %s" % ", ".join(map(self._host, others)) if others else ""
+        return dict(lost, host=self._host(first), node=first, what="host lost%s: no majority is left" % also)
 
     def _tells(self) -> bool:
         return self._voter.is_first_reached if self._voter.unreached else super()._tells()

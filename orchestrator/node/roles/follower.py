@@ -287,7 +287,9 @@ class WorkerLink(ClusterLink):
         """The head is gone, or we are cut off from it: the others are stopping, and so does our guard."""
         if not self._fenced:
             self._fenced = True
-            self._recorder.say(self._why_fenced())
+            why = self._why_fenced()
+            if why:
+                self._recorder.say(why)
             if self._rejoin_timeout:
                 self._show("waiting", self._awaited())
                 self._tell_for_the_head("waiting")
@@ -333,15 +335,12 @@ class WorkerLink(ClusterLink):
         self._tell_for_the_head("lost")
         self._recorder.command({"do": "end", "verdict": verdict})
 
-    def _what_is_lost(self) -> str:
-        return "head lost"
-
     def _head_lost(self) -> Dict[str, Any]:
         return {
             "host": self._head_host,
             "node": self._head,
             "rank": None,
-            "what": self._what_is_lost(),
+            "what": "head lost",
             "lost": True,
             "at": time.time() - (time.monotonic() - self._heard_at),
         }
