@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
+import pytest
 from lab.lab import Lab
 from lab.waiting import wait_until
 
@@ -98,3 +99,18 @@ def test_a_host_that_is_down_at_the_start_is_replaced_by_one_beyond_nnodes(lab3:
     assert re.search(r"^warning: .*\bnode-1: ", result.stderr, re.MULTILINE)
     assert sorted(re.findall(r"(node-\d):\d.*rank (\d)", result.stdout)) == [("node-0", "0"), ("node-2", "1")]
     assert_clean(lab3)
+
+
+@pytest.mark.parametrize(("resume", "advice"), [("none", "run.resume: head"), ("head", "$DDP_ORCH_OUTPUT_DIR")])
+def test_a_restart_tells_of_a_snapshot_that_stays_beside_the_code(lab2: Lab, resume: str, advice: str) -> None:
+    saves = """
+import os, sys
+if os.environ["RANK"] == "0":
+    os.makedirs("checkpoints", exist_ok=True)
+    open("checkpoints/last.pt", "w").close()
+sys.exit(os.environ["DDP_ORCH_ATTEMPT"] == "1")
+"""
+    inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 1, "resume": resume})
+    done = ok(orch(lab2, "up", inventory, "--", script(lab2, saves)))
+    (told,) = [line for line in done.stdout.splitlines() if "checkpoints/last.pt" in line]
+    assert "node-0 has" in told and advice in told

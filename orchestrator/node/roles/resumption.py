@@ -14,6 +14,7 @@ from ..gang.gang_state import Node, NodePhase, Phase, State
 from ..host import state
 from ..link import messages
 from ..link.peers import RecorderApi
+from ..resume import beside_code
 from .output_server import Contact, LineProcess, OutputServer
 
 OPEN_WINDOW = 15.0  # s for the servers of the team to open their ports
@@ -247,17 +248,21 @@ class Resumption:
 
     def warn_of_outputs(self, current: State) -> None:
         """Once: the bundled trainer brings its snapshots to all hosts, other scripts may resume at different steps."""
-        spec, alone = self._spec, len(current.nodes) == 1
-        if self._warned_of_outputs or alone or spec.get("resume", "none") != "none" or spec.get("shared_output"):
+        spec, host = self._spec, current.nodes[self._spec["node"]].host
+        if self._warned_of_outputs or len(current.nodes) == 1 or spec["command"][2:4] == ["-m", "trainer"]:
             return
-        output = state.output_folder(self._recorder.folder, spec)
-        if spec["command"][2:4] == ["-m", "trainer"] or not state.has_files(output):
+        is_none = spec.get("resume", "none") == "none" and not spec.get("shared_output")
+        snapshots = beside_code.snapshots(self._recorder.folder, spec)
+        if snapshots:
+            what = "%s has %s beside the code, and the other hosts do not get it" % (host, snapshots[0])
+            advice = "save it in $DDP_ORCH_OUTPUT_DIR%s" % (", with run.resume: head" if is_none else "")
+        elif is_none and state.has_files(state.output_folder(self._recorder.folder, spec)):
+            what = "the output folder of %s has files, and run.resume is none, so they stay there" % host
+            advice = "set run.resume: head"
+        else:
             return
         self._warned_of_outputs = True
-        self._recorder.say(
-            "the output folder of %s has files, and run.resume is none, so they stay there; if all ranks load a "
-            "snapshot that rank 0 has saved, set run.resume: head" % current.nodes[spec["node"]].host
-        )
+        self._recorder.say("%s; if all ranks load a snapshot that rank 0 has saved, %s" % (what, advice))
 
     def close(self) -> None:
         """Another node is the head now."""

@@ -4,7 +4,6 @@ These are its output folder, $DDP_ORCH_OUTPUT_DIR, and below `code/` the files w
 changed files in its copy of the code.
 """
 
-import filecmp
 import fnmatch
 import hashlib
 import json
@@ -13,6 +12,8 @@ import stat
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ..host import state
+from ..resume import beside_code
+from ..resume.beside_code import Code
 from ..resume.output_tree import INCOMING
 from . import wire
 
@@ -61,8 +62,8 @@ def fetched(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 def unfetched(folder: str) -> bool:
     """Whether a run has written files beside its code that nobody has fetched as they are now."""
-    code = _code(folder, state.read(os.path.join(folder, "spec.json")))
-    if code is None or next(_written(code), None) is None:
+    code = beside_code.find(folder, state.read(os.path.join(folder, "spec.json")))
+    if code is None or next(beside_code.written(code), None) is None:
         return False
     known = state.read(os.path.join(folder, "fetched.json")) or {}
     return bool(known.get("written") != _digest(code))
@@ -70,50 +71,15 @@ def unfetched(folder: str) -> bool:
 
 def stray_outputs(folder: str) -> Optional[Dict[str, Any]]:
     """What a run has written beside its code: folder, count, files (some). None: nothing, or in a workdir."""
-    code = _code(folder, state.read(os.path.join(folder, "spec.json")))
-    paths = sorted(_written(code, MOST_LOOKED_AT)) if code else []
+    code = beside_code.find(folder, state.read(os.path.join(folder, "spec.json")))
+    paths = sorted(beside_code.written(code, MOST_LOOKED_AT)) if code else []
     return {"folder": code[0], "count": len(paths), "files": paths[:3]} if code and paths else None
-
-
-Code = Tuple[str, str]  # the run's copy of its code, and the snapshot that it was made from
-
-
-def _code(folder: str, spec: Optional[Dict[str, Any]]) -> Optional[Code]:
-    """None for a run that works in a folder of the user's."""
-    if spec is None or spec.get("workdir") is not None or not spec.get("code"):
-        return None
-    return os.path.join(folder, "code"), os.path.join(state.home_of(folder), "code", spec["code"]["sha256"])
-
-
-def _written(code: Code, most: Optional[int] = None) -> Iterator[str]:
-    """The regular files of the copy that are new or changed, in any order. `most`: files to look at."""
-    copy, sent = code
-    looked_at = 0
-    for parent, _, names in os.walk(copy):  # what cannot be looked at is left out
-        for name in names:
-            looked_at += 1
-            if most is not None and looked_at > most:
-                return
-            path = os.path.join(parent, name)
-            if not name.endswith(".pyc") and _is_new(path, os.path.join(sent, os.path.relpath(path, copy))):
-                yield os.path.relpath(path, copy)
-
-
-def _is_new(path: str, sent: str) -> bool:
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return False
-        return not stat.S_ISREG(os.lstat(sent).st_mode) or not filecmp.cmp(
-            path, sent
-        )  # content only where times differ
-    except OSError:
-        return os.path.lexists(path)
 
 
 def _digest(code: Code) -> Optional[str]:
     """The digest of the names, sizes and times of the files beside the code. None if there are none."""
     entries = []
-    for path in _written(code):
+    for path in beside_code.written(code):
         try:
             known = os.lstat(os.path.join(code[0], path))
         except FileNotFoundError:
@@ -170,7 +136,7 @@ def _roots(arguments: Dict[str, Any]) -> Tuple[str, Optional[Code]]:
         spec = state.read(os.path.join(folder, "spec.json"))
         if spec is None:
             raise wire.Refused("unknown", "run %s is not known here" % arguments["run_id"])
-        return state.output_folder(folder, spec), _code(folder, spec)
+        return state.output_folder(folder, spec), beside_code.find(folder, spec)
     if name in ("", ".", "..") or "/" in name:
         raise wire.Refused("unknown", "%r is not the name of a run" % name)
     folders = [os.path.join(home, "out", name) for home in state.homes()]
@@ -182,7 +148,7 @@ def _all(output: str, code: Optional[Code], parts: Sequence[str]) -> Iterator[Tu
     for path in _walk(output, "") if "output" in parts else ():
         if path not in state.OUTPUT_MARKS and path.split("/")[0] != INCOMING:
             yield path, os.path.join(output, path)
-    for path in sorted(_written(code)) if code and "code" in parts else ():
+    for path in sorted(beside_code.written(code)) if code and "code" in parts else ():
         yield _shown_below(output) + "/" + path, os.path.join(code[0] if code else "", path)
 
 
