@@ -18,6 +18,11 @@ BEGUN = 1
 """The greatest first step or epoch of a rank that begins anew."""
 RESUMED = {"step": 10, "epoch": 3}
 """The least first one that shows that a rank has loaded a snapshot: some scripts print only every few steps."""
+STAYS = re.compile(
+    r"ddp-orch: (?:(?P<host>\S+) has (?P<file>.+) beside the code, and the other hosts do not get it"
+    r"|the output folder of (?P<other>\S+) has files, and run\.resume is none)"
+)
+"""As roles/resumption.py says it."""
 _EPOCH = re.compile(r"\bepoch[ :=#]*(\d+)", re.IGNORECASE)
 
 
@@ -43,8 +48,8 @@ def with_uneven_resume(
     if uneven is None:
         return tuple(findings)
     if findings and findings[0].code in CONSEQUENCES:
-        return (replace(uneven, severity=findings[0].severity), *findings)
-    return (*findings, uneven) if restarted else tuple(findings)
+        return (replace(uneven, severity=findings[0].severity, confidence="medium"), *findings)
+    return (*findings, uneven) if restarted and uneven.confidence != "low" else tuple(findings)
 
 
 def find_uneven_resume(
@@ -56,7 +61,7 @@ def find_uneven_resume(
     """
     place = _find_places(lines, attempt, whole, empty)
     if place is None:
-        return None
+        return _find_told(lines, attempt, resume)
     where, resumed, lacking = place
     return Finding(
         "warning",
@@ -66,6 +71,24 @@ def find_uneven_resume(
         advise_resume(resume, saves_elsewhere=set(resumed) <= set(empty)),
         confidence="medium",
     )
+
+
+def _find_told(lines: Sequence[Line], attempt: int, resume: str) -> Finding | None:
+    """What the head said at a restart, if ranks of only one host print steps. It counts if something else fits."""
+    of_ranks = [line for line in lines if line.attempt == attempt and line.rank is not None]
+    if len({line.host for line in of_ranks if any(_number(line.text, unit) is not None for unit in RESUMED)}) > 1:
+        return None
+    for line in lines:
+        told = STAYS.match(line.text) if line.rank is None and line.attempt < attempt else None
+        if told is None:
+            continue
+        host = told["host"] or told["other"]
+        others = tuple(dict.fromkeys(each.host for each in lines if each.attempt == attempt and each.host != host))
+        if others:
+            what = f"{host} has {told['file'] or 'a snapshot'}, which {fold(others)} did not get at the restart."
+            advice = advise_resume(resume, saves_elsewhere=told["file"] is not None)
+            return Finding("warning", "file-missing-on-host", others, what, advice, confidence="low")
+    return None
 
 
 def _find_places(

@@ -163,7 +163,7 @@ def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any, lost
     for node in left:
         wait_until(lambda node=node: run.record("exit.json", node), 40, "the last hosts give up")
         assert set(re.findall(r"no majority .*\(silent: (.*)\)", said(run, node))) == {", ".join(names)}
-        assert f"no message from the head (host-{node})" not in said(run, node)
+        assert f"(host-{node})" not in said(run, node)  # it does not miss itself
         record = run.record("exit.json", node)
         assert record is not None
         verdict, failure = record["verdict"], record["verdict"]["first_failure"]
@@ -174,7 +174,7 @@ def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any, lost
     assert abs(ended[0] - ended[1]) < 3
     wait_until(lambda: "was lost" in heard.read_text(), 30, "the last message")
     assert re.findall(r"\"state\": \"(\w+)", heard.read_text()) == ["waiting", "lost"]
-    assert heard.read_text().count(f"{names[0]}: host lost, as was {names[1]}") == 2  # once in each message
+    assert heard.read_text().count(f"as was {names[1]}") == 2  # once in each message
 
 
 def add(runs: Runs, run: Run, head: int) -> None:

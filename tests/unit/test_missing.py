@@ -136,6 +136,22 @@ def test_the_fix_says_where_a_snapshot_has_to_be_so_that_other_hosts_get_it(
     assert advises_resume([found]) == (resume == "none")
 
 
+BESIDE = "ddp-orch: a has checkpoints/last.pt beside the code, and the other hosts do not get it; if all ranks load it"
+IN_OUTPUTS = "ddp-orch: the output folder of a has files, and run.resume is none, so they stay there; if all ranks load"
+
+
+@pytest.mark.parametrize("text", [BESIDE, IN_OUTPUTS])
+def test_what_the_log_said_at_a_restart_counts_if_only_one_rank_prints_steps(text: str) -> None:
+    told = Line(0.0, "a", None, "agent", 1, text)
+    silent = [line._replace(text="working") if line.host == "b" else line for line in steps(a=120, b=0)]
+    found = find_uneven_resume([told, *silent], 2, 200)
+    assert found is not None and (found.code, found.hosts) == ("file-missing-on-host", ("b",))
+    uneven, other = finding("...", "uneven-inputs"), finding("...", "shape-mismatch")
+    assert [each.code for each in with_uneven_resume([uneven], found)] == [found.code, uneven.code]
+    assert with_uneven_resume([other], found) == (other,)
+    assert find_uneven_resume([told, *steps(a=120, b=120)], 2, 200) is None
+
+
 def test_epochs_count_where_no_steps_are_printed() -> None:
     lines = [line._replace(text=line.text.replace("step:", "Epoch ")) for line in steps(a=4, b=0)]
     found = find_uneven_resume(lines, 2, 200)
