@@ -174,7 +174,7 @@ def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any, lost
     assert abs(ended[0] - ended[1]) < 3
     wait_until(lambda: "was lost" in heard.read_text(), 30, "the last message")
     assert re.findall(r"\"state\": \"(\w+)", heard.read_text()) == ["waiting", "lost"]
-    assert heard.read_text().count(f"as was {names[1]}") == 2  # once in each message
+    assert heard.read_text().count(f"as was {names[1]}") == 4  # twice in each message
 
 
 def add(runs: Runs, run: Run, head: int) -> None:

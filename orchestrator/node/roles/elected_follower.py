@@ -179,7 +179,9 @@ class ElectedFollower(WorkerLink):
         self._voter.head_answered = self._voter.head_answered or (not self._fenced and self._head_answers())
         super()._fence(now)
         missing = self._voter.unreached
-        if missing and missing != self._missing and not self._ended and now - self._heard_at > 2 * self._lease:
+        gives_up_soon = now - self._heard_at > self._rejoin_timeout  # and so do the others: they are not lost
+        is_news = missing != self._missing and not (self._missing and gives_up_soon)
+        if missing and is_news and not self._ended and now - self._heard_at > 2 * self._lease:
             self._missing = missing
             wait = narration.duration(self._rejoin_timeout)
             what = "no majority of the hosts answers (silent: %s): waiting up to %s for them"
