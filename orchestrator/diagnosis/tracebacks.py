@@ -16,7 +16,10 @@ INSTALLED = re.compile(r"(?:site|dist)-packages|/lib/python\d|<frozen")
 # what people catch to try something else
 TRIED = re.compile(r"(?:FileNotFound|Key|Index|Attribute|Import|ModuleNotFound|Value)Error$|StopIteration$")
 # while an exception is handled: what it left undone is missing, or who was told of the end has gone
-CLEANING_UP = re.compile(r"(?:UnboundLocal|Name|BrokenPipe)Error$")
+CLEANING_UP = re.compile(
+    r"(?:\w+\.)*(?:UnboundLocalError|NameError|BrokenPipeError|AttributeError: 'NoneType' object has no attribute "
+    r"'(?:close|end|finish|flush|join|kill|release|shutdown|stop|terminate)')"
+)
 IGNORED = re.compile(r"^Exception ignored (?:in|while)\b|^--- Logging error ---")  # Python itself continues
 # the exception before this line only passes on the one that follows
 PASSED_ON = re.compile(
@@ -100,7 +103,9 @@ class LoggedException:
         if not self.during or not self.chain or self.deliberate:
             return (*self.chain, self)
         handled = self.chain[-1].kind
-        if CLEANING_UP.search(self.kind) and not handled.endswith(("ImportError", "ModuleNotFoundError")):
+        if CLEANING_UP.match(f"{self.kind}: {self.text}") and not handled.endswith(
+            ("ImportError", "ModuleNotFoundError")
+        ):
             return self.chain
         return (self,) if TRIED.search(handled) else (*self.chain, self)
 

@@ -52,6 +52,7 @@ def test_the_exception_that_was_handled_comes_first_in_the_chain() -> None:
     [
         ("KeyError: 'imge'", "BrokenPipeError: [Errno 32] Broken pipe", "KeyError"),
         ("AttributeError: no attribute 'bs'", "UnboundLocalError: cannot access local variable 'writer'", "Attribute"),
+        ("ValueError: label 7", "AttributeError: 'NoneType' object has no attribute 'close'", "ValueError"),
         ("ModuleNotFoundError: No module named 'apex'", "NameError: name 'ampp' is not defined", "NameError"),
         ("KeyError: 'cached'", "RuntimeError: shapes differ", "RuntimeError"),
         ("RuntimeError: shapes differ", "ValueError: closed", "RuntimeError"),
