@@ -272,7 +272,7 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
     try:
         run = registry.choose(listing, run_name, inventory.path)
     except (UsageError, UnreachableError):  # its record may have been pruned; outputs are kept
-        if run_name is None or not RUN_NAME.fullmatch(run_name):
+        if run_name is None or not RUN_NAME.fullmatch(run_name) or registry.find_of_others(listing, run_name):
             raise
         arguments = {"name": run_name, "pattern": ""}
         answers = fleet.each(

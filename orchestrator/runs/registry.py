@@ -392,7 +392,7 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
     matches = _matches(runs, run)
     if not matches and (queued := queued_runs.find(listing.queued, run)):
         raise UsageError(queued_runs.describe(queued, inventory))
-    if not matches and (of_other := _find_of_others(listing, run)):
+    if not matches and (of_other := find_of_others(listing, run)):
         run_id, user, hosts = of_other
         raise UsageError(
             f"run {run_id} on {fold(hosts)} belongs to user {user}. Only {user} sees its logs, and only {user} or root "
@@ -413,7 +413,7 @@ def choose(listing: Listing, run: str | None, inventory: str) -> Run:
     return matches[0]
 
 
-def _find_of_others(listing: Listing, run: str) -> tuple[str, str, Sequence[str]] | None:
+def find_of_others(listing: Listing, run: str) -> tuple[str, str, Sequence[str]] | None:
     """The only run of another user with this id, start or end of an id: its id, user and hosts. Names are unknown."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for host, runs in listing.others.items():

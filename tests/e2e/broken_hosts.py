@@ -413,12 +413,12 @@ def no_more_files_for_the_node_program(lab: Lab, guilty: Hosts) -> Iterator[Aske
 
 @case(3, ONE)
 def no_more_files_for_the_code(lab: Lab, guilty: Hosts) -> Iterator[Asked]:
-    for number in range(60):
+    for number in range(100):
         (lab.controller_home / f"code/module{number}.py").touch()
-    files = sum(1 for _ in SOURCES.rglob("*.py")) + 60  # room for the node program and what Python caches of it
+    files = sum(1 for _ in SOURCES.rglob("*.py")) + 140  # room for the node program and what Python caches of it
     with small_disk(guilty, "/home/ann/.local/state", f"size=4g,nr_inodes={files}"):
         yield Asked()
-    for number in range(60):
+    for number in range(100):
         (lab.controller_home / f"code/module{number}.py").unlink()
 
 

@@ -199,8 +199,9 @@ def test_a_stop_request_ends_the_copies_and_the_run(runs: Runs) -> None:
 @pytest.mark.parametrize(("resume", "warns"), [("none", True), ("head", False)])
 def test_a_restart_tells_of_files_that_stay_on_one_host(runs: Runs, resume: str, warns: bool) -> None:
     code = (
-        "import os, sys; rank, attempt = os.environ['RANK'], os.environ['DDP_ORCH_ATTEMPT']\n"
+        "import os, sys, time; rank, attempt = os.environ['RANK'], os.environ['DDP_ORCH_ATTEMPT']\n"
         "if rank == '0': open(os.environ['DDP_ORCH_OUTPUT_DIR'] + '/model.pt', 'w').close()\n"
+        "if rank == '1' and attempt < '3': time.sleep(60)\n"
         "sys.exit(attempt < '3')"
     )
     run = runs.start(code, nproc=(1, 1), options=f"max_restarts: 2, resume: {resume}")
@@ -212,8 +213,9 @@ def test_a_restart_tells_of_files_that_stay_on_one_host(runs: Runs, resume: str,
 @pytest.mark.parametrize(("folder", "told"), [("os.getcwd()", 2), ("os.environ['DDP_ORCH_OUTPUT_DIR']", 0)])
 def test_a_restart_tells_that_there_is_nothing_to_copy(runs: Runs, folder: str, told: int) -> None:
     code = (
-        "import os, sys; rank, attempt = os.environ['RANK'], os.environ['DDP_ORCH_ATTEMPT']\n"
+        "import os, sys, time; rank, attempt = os.environ['RANK'], os.environ['DDP_ORCH_ATTEMPT']\n"
         f"if rank == '0': open({folder} + '/model.pt', 'w').close()\n"
+        "if rank == '1' and attempt < '3': time.sleep(60)\n"
         "sys.exit(attempt < '3')"
     )
     run = runs.start(code, nproc=(1, 1), options="max_restarts: 2, resume: head")
