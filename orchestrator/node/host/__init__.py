@@ -12,6 +12,7 @@ machine        load of processors, memory, interfaces and GPUs
 nvml           GPUs, by the library of the driver
 health         measures what may have broken since an earlier measurement
 guard_locks    takes the locks of a run
+beside_code    the files that a run has written to relative paths
 memory_folder  the folder of a run on /dev/shm
 ledger         remembers one line for each run that ended here
 login_session  whether processes outlive the login, and how to make them

@@ -3,7 +3,6 @@
 The recorder of each host starts a server, that of the head also a leader, when the gang asks (roles/resumption.py).
 
 copies         which host needs which files from which one. Pure
-beside_code    the files that a run has written to relative paths
 output_tree    an output folder: lists it, puts files into it, moves files aside
 channel        messages and bytes between these processes, by the handshake of the link
 server         the part of one host: lists, sends files, fetches files

@@ -11,10 +11,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from ..gang import agreement
 from ..gang.gang_events import Agreed, NotAgreed
 from ..gang.gang_state import Node, NodePhase, Phase, State
-from ..host import state
+from ..host import beside_code, state
 from ..link import messages
 from ..link.peers import RecorderApi
-from ..resume import beside_code
 from .output_server import Contact, LineProcess, OutputServer
 
 OPEN_WINDOW = 15.0  # s for the servers of the team to open their ports

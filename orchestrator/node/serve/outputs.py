@@ -11,9 +11,8 @@ import os
 import stat
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ..host import state
-from ..resume import beside_code
-from ..resume.beside_code import Code
+from ..host import beside_code, state
+from ..host.beside_code import Code
 from ..resume.output_tree import INCOMING
 from . import wire
 

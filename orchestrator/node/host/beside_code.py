@@ -6,7 +6,7 @@ import re
 import stat
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from ..host import state
+from . import state
 
 Code = Tuple[str, str]  # the run's copy of its code, and the snapshot that it was made from
 LOOKED_AT = 5_000  # files, while other hosts wait
