@@ -70,8 +70,8 @@ def test_a_guard_and_a_recorder_killed_together_are_noticed_at_once(lab3: Lab) -
     with trial(lab3, lab3.inventory(), GLOO, FOR_EVER, "0.05") as run:
         run.wait_for_moment("random", 2, chance())
         host = lab3.hosts[2]
-        pids = [pid for name in ("ddp-guard", "ddp-recorder") for pid in [ours(host, name)] if pid]
-        host.sh(f"kill -KILL {' '.join(map(str, pids))}", "root", check=True)
+        pids = "$(pgrep -x 'ddp-guard|ddp-recorder')"  # with children that have no name of their own yet
+        host.sh(f"kill -STOP {pids}; kill -KILL {pids}", "root", check=True)
         run.assert_ended(4, "lost", "node-2: host lost")
     assert "node-2 refuses connections" in run.output
     assert SUSPECTED not in run.output
