@@ -25,7 +25,7 @@ class ProcessRecord:
         """Write the processes of the tree, unless no process of this host was started since the last look."""
         newest = text_of("/proc/loadavg").rpartition(" ")[2]
         ranks = [(process.pid, rank) for rank, process in tree.ranks()]
-        if not newest or (newest, ranks) != self._looked_at:
+        if newest in ("", "0") or (newest, ranks) != self._looked_at:  # gVisor tells 0
             self._looked_at = newest, ranks
             begun = time.thread_time()  # what it costs us, not what others take meanwhile
             self._write(sorted(tree.members()), ranks)

@@ -218,8 +218,10 @@ class Tree:
             return  # a consequence of our own signals
         (code, name), what = rank_failure.describe(status), ""
         sent = None if rank is None else self._sent.get(rank)
-        is_of_torchrun = name == "SIGTERM" and sent != signal.SIGTERM if rank is not None else code is not None
-        if is_of_torchrun and self._report_unseen():
+        is_consequence = name == "SIGTERM" and sent != signal.SIGTERM  # torchrun may have stopped it
+        if rank is None:
+            is_consequence = code is not None  # torchrun ends with an error when a rank has
+        if is_consequence and self._report_unseen():
             return
         if rank is None and code == job.SETUP_FAILED:
             what = "a line of `setup` failed"

@@ -162,8 +162,9 @@ class ElectedFollower(WorkerLink):
         return super()._why_fenced()
 
     def _head_answers(self) -> bool:
-        link = self._link
-        return link is not None and link.ready and time.monotonic() - link.heard_at < self._lease
+        """Whether its beats come. Of a head that is lost, the last one may have come a little after the last permit."""
+        link, patience = self._link, SILENT_BEATS * self._voter.state.config.beat
+        return link is not None and link.ready and time.monotonic() - link.heard_at < patience
 
     def _what_follows(self) -> str:
         if self._voter.state.voters == {self._head}:
