@@ -119,7 +119,6 @@ def logs(options: LogsOptions) -> int:
             bell.ring()
             resume = command_to_resume(run, about)
             doubt = one_line(mask.hide(losses.describe()))
-            newer = any(other.name == run.name for other in lookup.listing.runs if other.started_at > run.started_at)
             return attach.conclude(
                 run.run_id,
                 about,
@@ -127,7 +126,7 @@ def logs(options: LogsOptions) -> int:
                 view,
                 console,
                 resume=resume,
-                is_replaced=newer,
+                is_replaced=lookup.listing.has_newer(run),
                 doubt=doubt,
                 without_record=lookup.listing.without_record(run),
             )

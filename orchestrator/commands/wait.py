@@ -97,6 +97,7 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
             console,
             resume=resume,
             show_outputs=False,
+            is_replaced=lookup.listing.has_newer(run),
             without_record=lookup.listing.without_record(run),
         )
         return code or int(ready)

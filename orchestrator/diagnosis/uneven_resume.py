@@ -22,7 +22,7 @@ STAYS = re.compile(
     r"ddp-orch: (?:(?P<host>\S+) has (?P<file>.+) beside the code, and the other hosts do not get it"
     r"|the output folder of (?P<other>\S+) has files, and run\.resume is none)"
 )
-"""As node/roles/resumption.py says it."""
+"""As node/roles/outputs_advice.py says it."""
 _EPOCH = re.compile(r"\bepoch[ :=#]*(\d+)", re.IGNORECASE)
 
 

@@ -248,6 +248,10 @@ class Listing:
         """Hosts of the run that did not answer. (A host that answered without it has deleted its record.)"""
         return tuple(host for host in run.missing_hosts if host not in self.answered)
 
+    def has_newer(self, run: Run) -> bool:
+        """Whether a later run has the name of this one."""
+        return any(other.name == run.name and other.started_at > run.started_at for other in self.runs)
+
     def without_record(self, run: Run) -> tuple[str, ...]:
         """Hosts that answered and have deleted their record of the run. The witness has nothing to show of it."""
         return tuple(host for host in run.missing_hosts if host in self.answered and host != run.witness)

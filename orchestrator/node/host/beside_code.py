@@ -44,8 +44,7 @@ def _is_new(path: str, sent: str) -> bool:
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return False
-        return not stat.S_ISREG(os.lstat(sent).st_mode) or not filecmp.cmp(
-            path, sent
-        )  # content only where times differ
+        # content is compared only where times differ
+        return not stat.S_ISREG(os.lstat(sent).st_mode) or not filecmp.cmp(path, sent)
     except OSError:
         return os.path.lexists(path)

@@ -11,10 +11,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from ..gang import agreement
 from ..gang.gang_events import Agreed, NotAgreed
 from ..gang.gang_state import Node, NodePhase, Phase, State
-from ..host import beside_code, state
 from ..link import messages
 from ..link.peers import RecorderApi
 from .output_server import Contact, LineProcess, OutputServer
+from .outputs_advice import OutputsAdvice
 
 OPEN_WINDOW = 15.0  # s for the servers of the team to open their ports
 SPARE_WINDOW = 3.0  # s, as part of these, for the servers of other nodes
@@ -80,7 +80,7 @@ class Resumption:
         self._ring = 0  # the attempt whose ring is closed
         self._ring_at = 0.0
         self._trouble = (0, "")  # of the last round: the node, and what
-        self._warned_of_outputs = False
+        self._outputs_advice = OutputsAdvice(recorder.folder, recorder.spec, recorder.say)
 
     def pipes(self) -> List[int]:
         return self._server.pipes() + ([self._leader.stdout] if self._leader is not None else [])
@@ -125,6 +125,7 @@ class Resumption:
             self._contacts[node] = contact
 
     def advance(self, current: State, at: float) -> None:
+        self._outputs_advice.advance()
         for contact in self._server.advance():
             self.on_server(self._spec["node"], contact)
         if self._round is not None and not self._is_current(self._round, current):
@@ -246,22 +247,8 @@ class Resumption:
         self._happens(NotAgreed(current.attempt + 1, node, what, at))
 
     def warn_of_outputs(self, current: State) -> None:
-        """Once: the bundled trainer brings its snapshots to all hosts, other scripts may resume at different steps."""
-        spec, host = self._spec, current.nodes[self._spec["node"]].host
-        if self._warned_of_outputs or len(current.nodes) == 1 or spec["command"][2:4] == ["-m", "trainer"]:
-            return
-        is_none = spec.get("resume", "none") == "none" and not spec.get("shared_output")
-        snapshots = beside_code.snapshots(self._recorder.folder, spec)
-        if snapshots:
-            what = "%s has %s beside the code, and the other hosts do not get it" % (host, snapshots[0])
-            advice = "save it in $DDP_ORCH_OUTPUT_DIR%s" % (", with run.resume: head" if is_none else "")
-        elif is_none and state.has_files(state.output_folder(self._recorder.folder, spec)):
-            what = "the output folder of %s has files, and run.resume is none, so they stay there" % host
-            advice = "set run.resume: head"
-        else:
-            return
-        self._warned_of_outputs = True
-        self._recorder.say("%s; if all ranks load a snapshot that rank 0 has saved, %s" % (what, advice))
+        """At a restart."""
+        self._outputs_advice.begin(current)
 
     def close(self) -> None:
         """Another node is the head now."""
