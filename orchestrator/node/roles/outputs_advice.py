@@ -13,12 +13,14 @@ class OutputsAdvice:
     def __init__(self, folder: str, spec: Dict[str, Any], say: Callable[[str], None]) -> None:
         """`folder`: of the run."""
         self._folder, self._spec, self._say = folder, spec, say
-        self._is_done = spec["command"][2:4] == ["-m", "trainer"]  # it brings its snapshots to all hosts
+        self._is_done = False
         self._thread: Optional[threading.Thread] = None
         self._found = ""
 
     def begin(self, current: State) -> None:
         if self._is_done or self._thread is not None or len(current.nodes) == 1:
+            return
+        if self._spec["command"][2:4] == ["-m", "trainer"]:  # it brings its snapshots to all hosts
             return
         self._thread = threading.Thread(target=self._look, args=(current.nodes[self._spec["node"]].host,), daemon=True)
         try:
