@@ -27,7 +27,7 @@ from ..inventory.sources.schedulers import current_scheduler
 from ..output.console import Console, all_but, fold, fold_messages, wants_colour
 from ..output.lines import SHORTEST_SECRET, Mask
 from ..output.mask import credentials_in
-from ..runs import recent, registry
+from ..runs import choice, recent, registry
 from ..ssh.dialer import Dialer
 from ..ui.progress import NoProgress, Progress
 from . import deprecated, same_name
@@ -327,10 +327,13 @@ class RunLookup:
 
 
 def find_run(fleet: Fleet, inventory: Inventory, run_name: str | None, console: Console) -> RunLookup:
-    """Find the run that the user means. Wait for all hosts, and name the silent ones. Raises as `registry.choose`."""
+    """Find the run that the user means. Wait for all hosts that may know of it, and name the silent ones.
+
+    Raises as `choice.choose`.
+    """
     search = registry.Search(fleet, inventory.machines, run_name=run_name)
     listing = search.wait(lambda _: True)
-    if listing.late:
+    if listing.late and not choice.is_complete(run_name, inventory.path, listing):
         console.note(f"no answer yet from {fold(listing.late)}; waiting")
         listing = search.wait()
     lookup = _choose(search, listing, inventory, run_name, console)
@@ -343,7 +346,7 @@ def find_run_early(
     inventory: Inventory,
     run_name: str | None,
     console: Console,
-    enough: Callable[[str | None, str, registry.Listing], bool] = registry.is_found,
+    enough: Callable[[str | None, str, registry.Listing], bool] = choice.is_found,
 ) -> RunLookup:
     """As `find_run`, but do not wait for hosts that are silent for some seconds once `enough` accepts the answers.
 
@@ -362,7 +365,7 @@ def _choose(
     console: Console,
 ) -> RunLookup:
     warn_of_missing(replace(listing, failed=listing.missing), console)
-    run = registry.choose(listing, run_name, inventory.path)
+    run = choice.choose(listing, run_name, inventory.path)
     same_name.note_choice(run, listing, run_name, inventory, console)
     return RunLookup(run, listing, search)
 
@@ -384,7 +387,7 @@ def wait_for_rest(lookup: RunLookup, inventory: Inventory, run_name: str | None,
     )
     warn_of_missing(news, console)
     try:
-        run = registry.choose(listing, run_name, inventory.path)
+        run = choice.choose(listing, run_name, inventory.path)
     except UsageError as error:  # now a part of several ids
         console.warning(str(error))
         run = next((other for other in listing.runs if other.run_id == lookup.run.run_id), lookup.run)

@@ -15,7 +15,7 @@ from ..hosts.fleet import Fleet
 from ..inventory import advice
 from ..inventory.model import Inventory
 from ..output.console import Console, fold
-from ..runs import registry
+from ..runs import choice, registry
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
 
 BEYOND_GRACE = 60.0  # s beyond grace and leases for a host to stop its ranks and to end its guard
@@ -56,9 +56,9 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
 
 def _have_answered(host_name: str, run_name: str | None, path: str, listing: registry.Listing) -> bool:
     """Whether the host and the head are among the hosts that have answered: another one may be powered off."""
-    if not registry.is_known(run_name, path, listing):
+    if not choice.is_known(run_name, path, listing):
         return False
-    return {host_name, _head(registry.choose(listing, run_name, path))} <= listing.answered
+    return {host_name, _head(choice.choose(listing, run_name, path))} <= listing.answered
 
 
 def _head(run: registry.Run) -> str:

@@ -20,7 +20,7 @@ from ..output.console import Console, fold, fold_messages, number_of
 from ..output.console import size as console_size
 from ..output.terminal import one_line
 from ..plan.code_files import make_results_folder
-from ..runs import code_places, recent, registry
+from ..runs import choice, code_places, recent, registry
 from ..runs.receiving import RemoteFile, Source, SourceListing, check_listing, download_files, refuse, size_of, totals
 from . import same_name
 from .context import (
@@ -264,15 +264,15 @@ def _make_folder(folder: Path, owners_of_code: Iterable[str], run_id: str) -> No
 
 
 def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, console: Console) -> RunOutputs:
-    """Find the run and its outputs on the hosts. Raises as `registry.choose`."""
+    """Find the run and its outputs on the hosts. Raises as `choice.choose`."""
     listing = registry.find(fleet, inventory.hosts, run_name=run_name)
     warn_of_failures(listing.failed, console)
     warn_of_doubts(listing, console)
     unreachable = tuple(sorted(listing.failed))
     try:
-        run = registry.choose(listing, run_name, inventory.path)
+        run = choice.choose(listing, run_name, inventory.path)
     except (UsageError, UnreachableError):  # its record may have been pruned; outputs are kept
-        if run_name is None or not RUN_NAME.fullmatch(run_name) or registry.find_of_others(listing, run_name):
+        if run_name is None or not RUN_NAME.fullmatch(run_name) or choice.find_of_others(listing, run_name):
             raise
         arguments = {"name": run_name, "pattern": ""}
         answers = fleet.each(
@@ -280,7 +280,7 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
         )
         hosts_with_files = frozenset(host for host, (listing,) in answers.done.items() if listing.files)
         if not hosts_with_files:
-            if not registry.was_deleted(run_name, inventory.path):
+            if not choice.was_deleted(run_name, inventory.path):
                 raise
             raise _nothing_left(run_name, inventory.path, unreachable) from None
         return RunOutputs(run_name, run_name, hosts_with_files, {"name": run_name}, unreachable)

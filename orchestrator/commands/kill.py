@@ -14,7 +14,7 @@ from ..inventory.model import Host, Inventory
 from ..inventory.run_ids import RUN_ID
 from ..output.console import Console, fold, number_of
 from ..output.terminal import one_line
-from ..runs import ending, queueing, registry
+from ..runs import choice, ending, queueing, registry
 from ..runs.ending import KillProof, KillTargets
 from ..runs.queued_runs import QueuedRun
 from ..runs.registry import Listing, Run
@@ -156,7 +156,7 @@ def _queued(options: KillOptions, listing: Listing) -> Sequence[QueuedRun]:
     """The runs that are to leave the queue of `up --queue`."""
     if options.everything:
         return listing.queued
-    found = options.run_name and registry.find_queued(listing, options.run_name)
+    found = options.run_name and choice.find_queued(listing, options.run_name)
     return [found] if found else []
 
 
@@ -203,8 +203,8 @@ def _runs_to_stop_now(options: KillOptions, listing: Listing) -> Sequence[Run]:
     The newest run, or a run given by a part of its id, may be one that only a late host knows.
     """
     if options.run_name is not None:
-        known = registry.is_found(options.run_name, options.inventory.path, listing)
-        run = registry.choose(listing, options.run_name, options.inventory.path) if known else None
+        known = choice.is_found(options.run_name, options.inventory.path, listing)
+        run = choice.choose(listing, options.run_name, options.inventory.path) if known else None
         return [run] if run is not None and _is_meant(run, options.run_name, listing.late) else []
     if options.leftovers or options.forced_only:
         return []  # each host cleans up after its own runs; no other host decides about them
@@ -229,7 +229,7 @@ def _must_wait(options: KillOptions, listing: Listing) -> bool:
 def _runs_to_stop(options: KillOptions, listing: Listing, console: Console) -> Sequence[Run]:
     """The runs that are to be stopped, once every host has answered or failed."""
     if options.run_name is not None:
-        return [registry.choose(listing, options.run_name, options.inventory.path)]
+        return [choice.choose(listing, options.run_name, options.inventory.path)]
     newest_run = [run for run in listing.runs if run.unfinished][-1:] if options.stops_newest else []
     for run in list(newest_run):
         if silent_hosts := set(listing.failed) - set(run.hosts):

@@ -22,7 +22,7 @@ from ..output.console import Console, fold
 from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Sink, Stage
 from ..output.terminal import one_line
-from ..runs import attach, gpu_use, printing, registry, waiting
+from ..runs import attach, choice, gpu_use, printing, registry, waiting
 from ..runs.bad_loss import BadLoss
 from ..runs.follow import LogFilter, View, span_by_clock_of
 from ..runs.log_files import LogFiles
@@ -193,7 +193,7 @@ def _count_ranks(run: registry.Run, hosts: Sequence[Host], late: Sequence[str], 
 
 def _find_run(fleet: Fleet, inventory: Inventory, options: LogsOptions, console: Console) -> RunLookup:
     lookup = find_run_early(
-        fleet, inventory, options.run, console, registry.is_known if options.follow else registry.is_found
+        fleet, inventory, options.run, console, choice.is_known if options.follow else choice.is_found
     )
     if not options.host:
         warn_of_unasked_hosts(lookup.run, lookup.listing, console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from ..errors import UsageError
-from ..runs import forwarding, registry
+from ..runs import choice, forwarding
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console
 from .shell import find_host
 
@@ -18,7 +18,7 @@ def port_forward(run_name: str, place: str, local_port: int | None, inventory_pa
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
-        run = find_run_early(fleet, inventory, run_name, console, registry.is_known).run
+        run = find_run_early(fleet, inventory, run_name, console, choice.is_known).run
         host = find_host(run, inventory, host_name)
         with forwarding.listen(port if local_port is None else local_port) as listener:
             forwarder = forwarding.Forwarder(fleet, host, port, lambda: secrets.token_hex(16), console.warning)

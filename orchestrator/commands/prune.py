@@ -14,7 +14,7 @@ from ..inventory import advice
 from ..inventory.model import Inventory
 from ..inventory.run_ids import RUN_ID, SUFFIX
 from ..output.console import fold, fold_messages, number_of, size
-from ..runs import pruning, registry
+from ..runs import choice, pruning, registry
 from ..runs.pruning import Choice, describe_unfetched, list_runs
 from .context import load_inventory, open_fleet, stderr_console
 
@@ -60,7 +60,7 @@ def prune(inventory_path: str | None, hosts: str | None, run_names: Collection[s
 def _finished(run_names: Collection[str], fleet: Fleet, inventory: Inventory) -> list[str]:
     """The ids of these runs. Raises UsageError for one that does not exist, or has not ended."""
     listing = registry.find(fleet, inventory.machines)
-    runs = [registry.choose(listing, name, inventory.path) for name in run_names]
+    runs = [choice.choose(listing, name, inventory.path) for name in run_names]
     for run in runs:
         if run.unfinished or run.broken:
             kill = advice.command("kill", run.run_id, inventory=inventory.path)

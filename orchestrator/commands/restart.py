@@ -71,13 +71,13 @@ def _options_of(run: registry.Run) -> tuple[UpOptions, recent.StartCommand]:
 def _stop(run: registry.Run, hosts: Sequence[Host], inventory: Inventory, fleet: Fleet, console: Console) -> None:
     """Raises RunFailed if the run does not end."""
     console.step(f"stopping run {run.run_id}, with a snapshot if its script saves one")
-    question = {"run_id": run.run_id, "by": f"{registry.RESTART}{whoami()}"}
+    question = {"run_id": run.run_id, "by": f"{whoami()}{registry.RESTART}"}
     results = fleet.each(hosts, lambda _, session: session.request(FINISH, question), "asking it to stop")
     if not results.done:
         for line in fold_failures(results.failed):
             console.warning(line)
         targets = KillTargets(runs=(run.run_id,), run_grace=run.grace, lease=run.lease)
-        ending.kill(fleet, hosts, targets, grace=None, by=f"{registry.RESTART}{whoami()}")
+        ending.kill(fleet, hosts, targets, grace=None, by=f"{whoami()}{registry.RESTART}")
     elif not any(answer.can_save for answer in results.done.values()):
         console.note("its script does not handle run.snapshot_signal: it stops without a snapshot")
     deadline = time.monotonic() + run.grace + run.lease + STOP_WINDOW

@@ -11,7 +11,7 @@ from ..runs.registry import Listing, Run
 
 
 def note_choice(run: Run, listing: Listing, run_name: str | None, inventory: Inventory, console: Console) -> None:
-    """`run`: the one that `registry.choose` has chosen for `run_name`."""
+    """`run`: the one that `choice.choose` has chosen for `run_name`."""
     if run_name is None:
         _note_running_runs(run, listing, console)
     elif run_name == run.name != run.run_id:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import UsageError
 from ..inventory.model import Host, Inventory
 from ..output.console import fold
-from ..runs import registry
+from ..runs import choice, registry
 from ..runs import shell as shells
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console
 
@@ -16,7 +16,7 @@ def shell(run_name: str, host_name: str | None, command: tuple[str, ...], invent
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
-        run = find_run_early(fleet, inventory, run_name, console, registry.is_known).run
+        run = find_run_early(fleet, inventory, run_name, console, choice.is_known).run
         host = find_host(run, inventory, host_name)
         interactive = shells.has_terminal()
 

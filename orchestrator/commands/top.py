@@ -18,7 +18,7 @@ from ..inventory import model
 from ..inventory.model import Host
 from ..output.console import wants_colour
 from ..output.lines import Mask
-from ..runs import registry
+from ..runs import choice, registry
 from ..runs.revive import Reviver
 from . import same_name
 from .board import Screen, render
@@ -107,13 +107,13 @@ def top(run_name: str | None, inventory_path: str | None, hosts: str | None) -> 
     inventory = load_inventory_of_run(inventory_path, hosts, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
         # do not wait for late hosts: the board shows them
-        enough = partial(registry.is_known, run_name, inventory.path)
+        enough = partial(choice.is_known, run_name, inventory.path)
         listing = registry.find(fleet, inventory.machines, enough, run_name=run_name)
         warn_of_failures(listing.failed, console)
         warn_of_doubts(listing, console)
         if run_name is None:
             run_name = next((run.run_id for run in reversed(listing.runs) if run.unfinished), None)
-        run = registry.choose(listing, run_name, inventory.path)
+        run = choice.choose(listing, run_name, inventory.path)
         same_name.note_choice(run, listing, run_name, inventory, console)
         mask = make_mask(inventory, run, console)
         of_run = [host for host in inventory.machines if host.name in run.parts or host.name in run.missing_hosts]

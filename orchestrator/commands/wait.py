@@ -17,7 +17,7 @@ from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold
 from ..output.lines import Line, parse_duration, presentable
 from ..output.pipeline import Sink
-from ..runs import attach, registry, waiting
+from ..runs import attach, choice, registry, waiting
 from ..runs.follow import LogFilter
 from ..runs.status_line import READY
 from .context import command_to_resume, find_run_early, load_inventory_of_run, make_mask, open_fleet, stderr_console
@@ -50,7 +50,7 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
         run_name = _wait_for_turn(fleet, inventory, run_name, deadline, console)
-        lookup = find_run_early(fleet, inventory, run_name, console, registry.is_known)
+        lookup = find_run_early(fleet, inventory, run_name, console, choice.is_known)
         run = lookup.run
         about = advice.about(run, lookup.listing.runs, inventory.path)
         late = [name for name in lookup.listing.late if name in run.missing_hosts]
@@ -121,8 +121,8 @@ def _wait_for_turn(
     """Wait while the run is queued (`up --queue`). Returns its id if it was, or else `run_name`."""
     queued = None
     while run_name is not None:
-        listing = registry.find(fleet, inventory.machines, partial(registry.is_known, run_name, inventory.path))
-        found = registry.find_queued(listing, run_name)
+        listing = registry.find(fleet, inventory.machines, partial(choice.is_known, run_name, inventory.path))
+        found = choice.find_queued(listing, run_name)
         if found is None:
             break
         if queued is None:
@@ -131,7 +131,7 @@ def _wait_for_turn(
         if deadline is not None and time.monotonic() >= deadline:
             raise TimedOut(f"run {found.run_id} has not started in time; it is still queued")
         time.sleep(LOOK_AT_QUEUE)
-    if queued is not None and not registry.is_found(queued.run_id, inventory.path, listing):
+    if queued is not None and not choice.is_found(queued.run_id, inventory.path, listing):
         raise Interrupted(f"run {queued.run_id} has left the queue without a start")
     return run_name
 

@@ -1,6 +1,7 @@
 """Act on runs.
 
-registry     which runs exist on which hosts, and which one is meant
+registry     which runs exist on which hosts
+choice       which one of them is meant
 waiting      says which hosts a run waits for
 recent       the runs started from this machine
 probe        asks hosts for their facts, and checks them

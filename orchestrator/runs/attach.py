@@ -325,7 +325,7 @@ def conclude(
 def _starts_again(verdict: Verdict) -> bool:
     """Whether the command that stopped the run starts the next one."""
     by = verdict.stopped_by or ""
-    return by == registry.WATCH or by.startswith(registry.RESTART)
+    return by == registry.WATCH or by.endswith(registry.RESTART)
 
 
 def _added(nodes: Mapping[str, int], view: View) -> dict[str, int]:

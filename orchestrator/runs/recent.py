@@ -152,7 +152,7 @@ def find(run: str, inventory: str) -> StartedRun | None:
 
 
 def inventories_of(run: str) -> list[str]:
-    """The inventories of the runs that `run` may mean (as in `registry.choose`), that of the newest run first."""
+    """The inventories of the runs that `run` may mean (as in `choice.choose`), that of the newest run first."""
     known = newest()
     matches = [entry for entry in known if run in (entry.run_id, entry.name)]
     matches = matches or [entry for entry in known if run and entry.run_id.startswith(run)]

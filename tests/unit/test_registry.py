@@ -15,7 +15,7 @@ from orchestrator.commands import kill, same_name
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.inventory import model
 from orchestrator.output.console import Console
-from orchestrator.runs import queued_runs, recent, registry
+from orchestrator.runs import choice, queued_runs, recent
 from orchestrator.runs.registry import Listing, Run
 
 RUN_ID = "20260101-120000-0001"
@@ -57,19 +57,19 @@ def waiting(failed: dict[str, Any] | None = None) -> Listing:
 @pytest.mark.parametrize("name", ["next", QUEUED_ID, "20260101-13", "0-0002"])
 def test_a_run_that_waits_in_the_queue_is_not_called_unknown(name: str) -> None:
     with pytest.raises(UsageError) as error:
-        registry.choose(waiting(), name, "inventory.yaml")
+        choice.choose(waiting(), name, "inventory.yaml")
     assert {"queued", QUEUED_ID, "ann@laptop", "a,b"} <= set(str(error.value).replace("(", " ").split())
     assert "pruned" not in str(error.value)
 
 
 def test_other_names_are_unknown_though_a_run_waits() -> None:
     with pytest.raises(UsageError) as error:
-        registry.choose(waiting(), "other", "inventory.yaml")
+        choice.choose(waiting(), "other", "inventory.yaml")
     assert QUEUED_ID not in str(error.value)
     with pytest.raises(UsageError, match="next"):
-        registry.choose(waiting(), "nxet", "inventory.yaml")
+        choice.choose(waiting(), "nxet", "inventory.yaml")
     with pytest.raises(UnreachableError):
-        registry.choose(waiting({"c": UnreachableError("c: silent")}), "other", "inventory.yaml")
+        choice.choose(waiting({"c": UnreachableError("c: silent")}), "other", "inventory.yaml")
 
 
 def test_a_run_has_left_the_queue_only_if_one_of_its_hosts_says_so() -> None:
@@ -85,7 +85,7 @@ def test_the_owner_of_a_run_of_another_user_is_named(part: slice) -> None:
     of_bob = (OtherUsersRun(QUEUED_ID, "bob"),)
     listing = Listing((of_two(),), {}, others={"a": of_bob, "b": of_bob})
     with pytest.raises(UsageError, match=r"\ba,b\b.*\bbob\b"):
-        registry.choose(listing, QUEUED_ID[part], "inventory.yaml")
+        choice.choose(listing, QUEUED_ID[part], "inventory.yaml")
 
 
 def named(number: int, state: str) -> Run:
@@ -106,8 +106,8 @@ def named(number: int, state: str) -> Run:
 def test_a_name_means_the_newest_run_that_is_not_over(states: list[str], chosen: int, named_too: int | None) -> None:
     runs = [named(number, state) for number, state in enumerate(states)]
     listing = Listing(tuple(runs), {}, frozenset({"a"}))
-    assert registry.choose(listing, "exp", "inventory.yaml") == runs[chosen]
-    assert registry.choose(listing, runs[1].run_id, "inventory.yaml") == runs[1]
+    assert choice.choose(listing, "exp", "inventory.yaml") == runs[chosen]
+    assert choice.choose(listing, runs[1].run_id, "inventory.yaml") == runs[1]
     said = noted(runs[chosen], listing)
     assert (runs[named_too].run_id in said) if named_too is not None else not said
 
@@ -148,7 +148,7 @@ def test_a_name_that_no_host_knows_any_more_is_not_taken_for_a_typing_mistake(
 
     def unknown(name: str, failed: dict[str, Any] | None = None, path: Path = inventory) -> str:
         with pytest.raises((UsageError, UnreachableError)) as error:
-            registry.choose(Listing((of_two(),), failed or {}, frozenset({"a"})), name, str(path))
+            choice.choose(Listing((of_two(),), failed or {}, frozenset({"a"})), name, str(path))
         return str(error.value)
 
     for name in ("expo", "20251231-120000-0009"):

@@ -15,8 +15,9 @@ from orchestrator.answers.runs import Part, RunList
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Fleet, Work
 from orchestrator.inventory.model import parse
+from orchestrator.runs.choice import choose
 from orchestrator.runs.ending import KillProof, KillTargets, kill
-from orchestrator.runs.registry import Listing, Run, choose, find
+from orchestrator.runs.registry import Listing, Run, find
 
 
 def part(node: int, state: str = "running", hosts: tuple[str, ...] = ("a", "b")) -> Part:

@@ -144,3 +144,16 @@ def test_a_command_that_waits_for_all_hosts_names_the_silent_one(
         lookup = context.find_run(fleet, context.load_inventory(inventory), None, console)  # type: ignore[arg-type]
     assert (lookup.run.run_id, lookup.listing.answered) == (RUN, {"a", "b"})
     assert re.search(r"\bb\b", notes[0])
+
+
+def test_a_silent_host_that_has_no_part_of_the_run_is_not_waited_for(
+    hosts: TwoHosts, inventory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_LIMIT", 1000.0)
+    alone = {**A_RUN, "hosts": ["a"], "nprocs": [1], "team": 1}
+    hosts._answers["a"] = lambda relay, request: relay.result(request, {"runs": [alone]})
+    said: list[str] = []
+    console = SimpleNamespace(note=said.append, warning=said.append)
+    with context.open_fleet(context.load_inventory(inventory)) as fleet:
+        lookup = context.find_run(fleet, context.load_inventory(inventory), "mine", console)  # type: ignore[arg-type]
+    assert lookup.run.run_id == RUN and lookup.listing.late == {"b"} and said == []

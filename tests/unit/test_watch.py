@@ -57,7 +57,7 @@ def test_the_command_to_resume_copies_a_snapshot_that_some_hosts_lack(lacks: boo
     assert command == f"ddp-orch up --name x {flag}-- train.py -- y"
 
 
-@pytest.mark.parametrize("by", ["restart by ann@laptop", "up --watch"])
+@pytest.mark.parametrize("by", ["ann@laptop (to restart it)", "up --watch"])
 def test_no_command_to_resume_is_offered_where_the_next_run_has_begun(by: str) -> None:
     for stopped_by, offered in ((by, False), ("ann@laptop", True)):
         verdict = {"state": "stopped", "first_failure": None, "stopped_by": stopped_by}
