@@ -11,6 +11,8 @@ from typing import Literal, TypedDict, cast
 
 import yaml
 
+from ..output.harmless import is_harmless
+
 Where = Literal["line", "exception", "differs", "same", "last"]
 WHERES: tuple[Where, ...] = ("line", "exception", "differs", "same", "last")
 
@@ -50,6 +52,10 @@ class Knowledge:
     peers: re.Pattern[str]
     """Places in the code where an error only shows that another process has gone."""
     noise: re.Pattern[str]
+
+    def is_noise(self, text: str) -> bool:
+        """Whether healthy runs print this line too."""
+        return self.noise.search(text) is not None or is_harmless(text)
 
 
 class _SignatureItem(TypedDict, total=False):

@@ -152,10 +152,11 @@ def _silent_end_finding(silent: Exit, scene: Scene, knowledge: Knowledge) -> Fin
     cause = knowledge.causes["unknown"]
     message = f"{cause.meaning} Rank {silent.rank} ended first, with exit code {silent.code} and no error."
     hosts = (silent.host,) if silent.host else ()
-    output = [line.text for line in scene.lines if line.rank == silent.rank]
+    output = [line.text for line in scene.lines if line.rank == silent.rank and not knowledge.is_noise(line.text)]
     report = silent.line
     if report is not None:
-        output = output or [word.text[:EVIDENCE_WIDTH] for word in scene.last_words_of(report.source, silent.rank)]
+        words = scene.last_words_of(report.source, silent.rank)
+        output = output or [word.text[:EVIDENCE_WIDTH] for word in words if not knowledge.is_noise(word.text)]
     evidence = (*output[-LAST_LINES:], *([report.text.strip()] if report is not None else []))
     return Finding("error", "unknown", hosts, message, cause.fix, evidence, silent.rank, silent.at, "low")
 
@@ -175,7 +176,7 @@ def _unknown(scene: Scene, knowledge: Knowledge) -> Finding:
         line
         for line in scene.lines
         if FAILURES.search(line.text)
-        and not knowledge.noise.search(line.text)
+        and not knowledge.is_noise(line.text)
         and not LAUNCHER_REPORTS.search(line.text)
     ][:FIRST_LINES]
     evidence = tuple(line.text[:EVIDENCE_WIDTH] for line in lines)

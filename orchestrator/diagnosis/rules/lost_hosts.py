@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...output import harmless
 from ...output.finding import Confidence
 from .. import recorder_lines
 from ..causes import load_knowledge
@@ -71,7 +70,8 @@ def _loss_of(host: str, scene: Scene) -> Suspect:
     lines = [line for lost, line in [recorder_lines.find_lost_host(own) or ("", None)] if lost == host and line]
     silent = recorder_lines.find_silent_head(own)
     lines += [silent[2]] if silent and silent[0] == host else []
-    lines += [line for line in reversed(scene.lines) if line.host == host and not _means_nothing(line.text)][:1]
+    is_noise = load_knowledge().is_noise
+    lines += [line for line in reversed(scene.lines) if line.host == host and not is_noise(line.text)][:1]
     lines += [LogLine(0, host, host, None, scene.record.failed_at, "")]
     restarted = recorder_lines.RESTARTED.match(lines[0].text) is not None
     why = f"{host} was restarted" if restarted else f"{host} became unreachable"
@@ -101,10 +101,6 @@ def _explain_cut(found: list[Suspect], silence: recorder_lines.Silence, scene: S
     line = replace(found[0].line, text="\n".join(lines))
     fix = CHECK_NETWORKS if several else CHECK_NETWORK
     return [replace(suspect, line=line, why="", meaning=meaning, fix=fix) for suspect in found]
-
-
-def _means_nothing(text: str) -> bool:
-    return harmless.is_harmless(text) or load_knowledge().noise.search(text) is not None
 
 
 def _lost_too(found: list[Suspect], scene: Scene) -> Suspects:
