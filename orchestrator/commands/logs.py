@@ -22,7 +22,7 @@ from ..output.console import Console, fold
 from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Sink, Stage
 from ..output.terminal import one_line
-from ..runs import attach, choice, gpu_use, printing, registry, waiting
+from ..runs import attach, choice, conclusion, gpu_use, printing, registry, waiting
 from ..runs.bad_loss import BadLoss
 from ..runs.follow import LogFilter, View, span_by_clock_of
 from ..runs.log_files import LogFiles
@@ -119,7 +119,7 @@ def logs(options: LogsOptions) -> int:
             bell.ring()
             resume = command_to_resume(run, about)
             doubt = one_line(mask.hide(losses.describe()))
-            return attach.conclude(
+            return conclusion.conclude(
                 run.run_id,
                 about,
                 run.all_nodes,

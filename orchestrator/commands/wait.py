@@ -17,7 +17,7 @@ from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold
 from ..output.lines import Line, parse_duration, presentable
 from ..output.pipeline import Sink
-from ..runs import attach, choice, registry, waiting
+from ..runs import choice, conclusion, registry, waiting
 from ..runs.follow import LogFilter
 from ..runs.status_line import READY
 from .context import command_to_resume, find_run_early, load_inventory_of_run, make_mask, open_fleet, stderr_console
@@ -89,7 +89,7 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
             console.note(f"the run continues; to stop it: {about.command('kill')}")
             raise
         resume = command_to_resume(run, about)
-        code = attach.conclude(
+        code = conclusion.conclude(
             run.run_id,
             about,
             run.all_nodes,

@@ -175,9 +175,7 @@ def _unknown(scene: Scene, knowledge: Knowledge) -> Finding:
     lines = [
         line
         for line in scene.lines
-        if FAILURES.search(line.text)
-        and not knowledge.is_noise(line.text)
-        and not LAUNCHER_REPORTS.search(line.text)
+        if FAILURES.search(line.text) and not knowledge.is_noise(line.text) and not LAUNCHER_REPORTS.search(line.text)
     ][:FIRST_LINES]
     evidence = tuple(line.text[:EVIDENCE_WIDTH] for line in lines)
     if not lines:

@@ -28,7 +28,8 @@ silence      tells that all ranks have ceased to print
 gpu_use      asks how busy the GPUs are, for that line
 log_files    writes the lines of a run to files
 timeline     what happened in a run, in words
-attach       `up` with a terminal: follows the run, stops it on Ctrl-C, prints how it ended
+attach       `up` with a terminal: follows the run, and stops it on Ctrl-C
+conclusion   prints how a run ended, and what to do next
 bad_loss     notices a loss that is not finite
 holding      holds a run that belongs to a job of a batch system
 batch_system  asks it for the time limit of a job, and to queue the job again

@@ -26,7 +26,7 @@ from local_runs import Run, Runs, local_runs
 from orchestrator.node.gang import gang, gang_events, gang_state
 from orchestrator.node.guard.guard import Guard
 from orchestrator.node.host import processes
-from orchestrator.runs.attach import OUTCOMES
+from orchestrator.runs.conclusion import OUTCOMES
 
 MOMENTS = int(os.environ.get("DDP_ORCH_STOP_MOMENTS", "8"))
 AT_A_TIME = 4  # runs beside one another; they mostly wait

@@ -9,7 +9,8 @@ from fake_relay import part_of
 
 from orchestrator.answers.decode import decode
 from orchestrator.answers.runs import Verdict
-from orchestrator.runs.attach import advise_after_lost_head, finish_signals, with_purposes
+from orchestrator.runs.attach import finish_signals
+from orchestrator.runs.conclusion import advise_after_lost_head, with_purposes
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_harmless_warning_is_no_evidence_for_a_silent_end() -> None:
     logs = [(f"{name}.log", (GOLDEN / "unknown-1" / f"{name}.log").read_text()) for name in ("node-a", "node-b")]
     name, text = logs[1]
     said, report = text.split("E1122", 1)
-    warning = "[rank1]:[W1122 00:06:40.1 socket.cpp:7] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
+    warning = "[rank1]:[W1122 00:06:40.1 s.cpp:7] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
     first = diagnose(transcript.parse_logs([logs[0], (name, f"{said}{warning}\nE1122{report}")])).findings[0]
     assert first.code == "unknown" and not [line for line in first.evidence if "c10d" in line]
 

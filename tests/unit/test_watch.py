@@ -14,7 +14,7 @@ from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.advice import AboutRun
 from orchestrator.inventory.model import parse
 from orchestrator.output.console import Console
-from orchestrator.runs.attach import conclude
+from orchestrator.runs.conclusion import conclude
 from orchestrator.runs.follow import LogFilter, View, update
 from orchestrator.runs.readers import Ended
 
