@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .attach import StrayOutputs
 from .fields import Address, Port, RunId
 from .operation import Nothing, Operation
 
@@ -17,6 +18,8 @@ class Prepared:
     """Other runs that use the same CPUs."""
     resumes: bool
     """The output folder already has files."""
+    carried: StrayOutputs | None = None
+    """What the run that this one continues had written beside its code."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from .up import UpOptions, Watch, up
 
 LOOK_INTERVAL = 0.5  # s; a change counts when nothing has changed for one more interval
 MAX_NAMES = 3  # changed files that are named
+MAX_COMPILED = 500  # files, to know whether they compile
 
 _Stamp = tuple[int, int, int] | None
 """Of a file: mtime in ns, size, inode. None: there is no such file."""
@@ -44,8 +46,9 @@ def watch(options: UpOptions) -> int:
             except KeyboardInterrupt:
                 return code
         # the new run gets the outputs of the last one; the GPUs of that one may be free a moment later
-        again = replace(options, name=watching.run_name, wait=True)
+        again = replace(options, name=watching.run_name, wait=True, continues=watching.run_id)
         watching.has_changed = False
+        watching.look_again()  # before: if this code cannot be started, any later change counts
         try:
             code = up(again, watch=watching)
         except OrchError as error:
@@ -53,7 +56,6 @@ def watch(options: UpOptions) -> int:
                 raise
             console.error(str(error))
             code = error.exit_code
-            watching.look_again()
 
 
 class CodeWatch(Watch):
@@ -64,6 +66,7 @@ class CodeWatch(Watch):
         self._snapshot: Snapshot | None = None
         self._stamps: dict[str, _Stamp] = {}
         self.run_name = ""
+        self.run_id: str | None = None  # of the last run that has started
         self.has_changed = False
 
     def begin(self, snapshot: Snapshot | None, run_name: str) -> None:
@@ -77,9 +80,10 @@ class CodeWatch(Watch):
     @contextlib.contextmanager
     def stop_run_on_change(self, run_id: str, hosts: Sequence[Host], fleet: Fleet) -> Iterator[None]:
         over = threading.Event()
+        self.run_id = run_id
 
         def look() -> None:
-            if self._wait(over):
+            if self._wait(over, self._compiling()):
                 question = {"run_id": run_id, "by": registry.WATCH}
                 results = fleet.each(hosts, lambda _, session: session.request(FINISH, question))
                 if not over.is_set():  # afterwards the requests fail because the run has ended
@@ -99,7 +103,7 @@ class CodeWatch(Watch):
         self._wait(threading.Event())
 
     def look_again(self) -> None:
-        """The code could not be started as it is: wait for a change of that."""
+        """From now on, wait for a change of the code as it is now."""
         if self._snapshot is not None:
             self._snapshot = replace(self._snapshot, files=tuple(map(self._read_again, self._snapshot.files)))
             self._stamps = _stamps(self._snapshot)
@@ -113,9 +117,16 @@ class CodeWatch(Watch):
             return replace(entry, target=os.fsdecode(data))
         return replace(entry, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
-    def _wait(self, over: threading.Event) -> bool:
-        """Whether the code has changed before `over`."""
+    def _compiling(self) -> frozenset[str]:
+        """Python files that compile with the Python here, which may be older than that of the hosts."""
         assert self._snapshot is not None
+        sources = [entry for entry in self._snapshot.files if entry.path.endswith(".py")][:MAX_COMPILED]
+        return frozenset(entry.path for entry in sources if not _syntax_error(self._snapshot, entry.path))
+
+    def _wait(self, over: threading.Event, compiling: frozenset[str] = frozenset()) -> bool:
+        """Whether the code has changed before `over`. Those of `compiling` do not count while they do not compile."""
+        assert self._snapshot is not None
+        broken: Mapping[str, str] = {}  # the error by path
         while not over.wait(LOOK_INTERVAL):
             stamps = _stamps(self._snapshot)
             changed = _changed(self._snapshot, self._stamps, stamps)
@@ -125,13 +136,33 @@ class CodeWatch(Watch):
                 changed = _changed(self._snapshot, self._stamps, stamps)
                 if all(stamps[path] == before[path] for path in changed):
                     break  # else an editor or git is still writing
-            if changed:
+            suspects = sorted(compiling & {*changed, *broken})
+            if changed and (
+                broken := {path: error for path in suspects if (error := _syntax_error(self._snapshot, path))}
+            ):
+                self._console.warning(f"{next(iter(broken.values()))}; the run continues with the code that it has")
+                self.look_again()
+            elif changed:
                 names = ", ".join(changed[:MAX_NAMES]) + (", ..." if len(changed) > MAX_NAMES else "")
                 self._console.note(f"{names} changed at {time.strftime('%H:%M:%S')}; restarting")
                 self.has_changed = True
                 return True
-            self._stamps = stamps
+            else:
+                self._stamps = stamps
         return False
+
+
+def _syntax_error(snapshot: Snapshot, path: str) -> str:
+    """Where and why a Python file does not compile; "": it compiles, or cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile((snapshot.root / path).read_bytes(), path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"{path} line {error.lineno}: {error.msg}"
+    except (OSError, ValueError):
+        pass
+    return ""
 
 
 def _stamps(snapshot: Snapshot) -> dict[str, _Stamp]:

@@ -40,7 +40,7 @@ def restart(run_name: str, inventory_path: str | None, *, detach: bool, settings
     if started.inventory_changed:
         console.warning(f"{started.inventory} has changed since run {run.run_id} was started; the new one is used")
     os.chdir(started.folder)
-    again = repeat(options, started.inventory, run.name, detach=detach)
+    again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
     console.step(f"starting it again: {again.command(started.inventory)}")
     return code_watch.watch(again) if again.watch else up(again)
 

@@ -70,6 +70,7 @@ class UpOptions:
     settings: tuple[str, ...] = ()  # KEY=VALUE, of the inventory
     show_outputs: bool = True  # how to fetch what the run has written
     call: str | None = None  # MODULE:FUNCTION, called in place of the script
+    continues: str | None = None  # the run whose files beside the code this one gets too
     trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; run.script is ignored
 
     def command(
@@ -149,6 +150,7 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
         secrets=secrets_of_run,
         run_key=secrets.token_bytes(32),
         skip_check=options.skip_check,
+        continues=options.continues,
         step=_without_repeats(console.step),
         warn=_without_repeats(console.warning),
         job_ends_at=in_job.find_end(job, inventory, tied=plan.tie is not None, console=console) if job else None,
@@ -162,7 +164,7 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
             copy = writing.render(paths.with_absolute_paths(inventory)) if inventory.source else None
             folder = str(paths.folder(inventory))
             recent.remember(inventory.path, run_id, plan.name, _code_folder(snapshot), folder, copy)
-            recent.remember_command(run_id, asdict(options))
+            recent.remember_command(run_id, asdict(replace(options, continues=None)))
             if options.detach:
                 if options.timing:
                     console.note(context.timing.describe())

@@ -74,7 +74,7 @@ def conclude(
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
     stray = {host: files for host, outcome in view.outcomes.items() if (files := outcome.stray_outputs)}
-    if stray:
+    if stray and not _starts_again(verdict):
         console.warning(_describe_stray_outputs(stray))
     if verdict.state in ("failed", "lost") and explain():
         resume = _with_snapshot_of_head(resume)
@@ -154,8 +154,8 @@ def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs]) -> str:
     others = f" (and some on {fold(set(files_by_host) - {host})})" if len(files_by_host) > 1 else ""
     return (
         f"the script wrote files outside $DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {files.folder}\n"
-        "  A new run of the same name will not find them. Write to $DDP_ORCH_OUTPUT_DIR; in an argument, {output} "
-        "is that folder: --out '{output}'"
+        "  A new run of the same name will not find them, unless `restart` starts it. Write to $DDP_ORCH_OUTPUT_DIR; "
+        "in an argument, {output} is that folder: --out '{output}'"
     )
 
 

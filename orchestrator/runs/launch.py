@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ..answers.attach import StrayOutputs
 from ..answers.facts import Facts
 from ..answers.operation import Arguments, Operation
 from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, Prepared
@@ -27,6 +28,7 @@ from ..inventory.selection import select
 from ..output.console import all_but, fold, fold_messages, number_of, size
 from ..output.finding import Finding
 from ..output.lines import rfc3339
+from ..output.terminal import one_line
 from ..plan import description, job_limit, node_spec
 from ..plan import plan as planning
 from ..plan.entrypoint import TRAINER
@@ -63,6 +65,8 @@ class LaunchContext:
     warn: Callable[[str], None]
     command_without: Callable[[Sequence[str]], str]
     """The command line that starts the same run without these hosts; "" if the launch did not come from one."""
+    continues: str | None = None
+    """The run whose files beside the code this one gets too."""
     job_ends_at: float | None = None
     """When the job that the hosts belong to ends, by the monotonic clock; None: never."""
     timing: Timing = field(default_factory=Timing)
@@ -220,6 +224,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         if host.witness:  # it takes no part in the rendezvous
             head_endpoints = {**(head_endpoints or {}), "rdzv_port": None}
         question = {"spec": spec, "private": private, "head": head_endpoints, "prefer": fastest_first}
+        question["continues"] = context.continues
         with context.timing.measure("prepare", host.name):
             return session.request(operation, question)
 
@@ -292,10 +297,18 @@ def _show_prepared(answers: Mapping[str, Prepared], resolved: Plan, context: Lau
     for run_id, hosts in neighbours.items():
         kill = advice.command("kill", run_id, inventory=inventory)
         context.warn(f"{fold(hosts)}: run {run_id} is using the same CPUs; stop it with: {kill}")
+    carried = {host: _describe_carried(answer.carried) for host, answer in answers.items() if answer.carried}
+    for line in fold_messages(carried):
+        context.step(f"{line}, which run {context.continues} wrote beside its code")
     if resuming := [host for host, answer in answers.items() if answer.resumes]:
         context.step(f"{fold(resuming)}: the output folder of {resolved.name} has files; the run resumes from them")
         if message := _describe_lacking(answers, resolved):
             context.warn(message)
+
+
+def _describe_carried(carried: StrayOutputs) -> str:
+    more = carried.count - len(carried.files)
+    return one_line(f"kept {', '.join(carried.files)}{f' and {more} more' if more else ''}")
 
 
 def _describe_lacking(answers: Mapping[str, Prepared], resolved: Plan) -> str:

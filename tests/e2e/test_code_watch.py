@@ -14,8 +14,10 @@ from lab.waiting import wait_until
 
 from .local import command, environment
 
-LOOP = """import time
+LOOP = """import os, time
 print("this is version {}", flush=True)
+print("steps of all versions:", os.path.exists("steps") and len(open("steps").read()), flush=True)
+open("steps", "a").write("x")
 while True:
     time.sleep(0.05)
     print("a line", flush=True)
@@ -65,6 +67,8 @@ def test_a_run_follows_the_edits_of_its_script(folder: Path) -> None:
     try:
         wait_for("this is version 1")
         os.utime(folder / "train.py")
+        (folder / "train.py").write_text("def broken(:")
+        wait_for("train.py line 1: ")
         (folder / "train.py").write_text(LOOP.format(2))
         wait_for("train.py changed at ")
         wait_for("this is version 2")
@@ -72,6 +76,7 @@ def test_a_run_follows_the_edits_of_its_script(folder: Path) -> None:
         wait_for("train.py: no such file")
         (folder / "train.py").write_text(LOOP.format(3).partition("while")[0])
         wait_for("this is version 3")
+        wait_for("steps of all versions: 2")
         wait_for("waiting for a change of the code; Ctrl-C exits", count=2)  # the first one is of the missing file
         assert output.read_text().count("restarting") == 3, output.read_text()
         process.send_signal(signal.SIGINT)

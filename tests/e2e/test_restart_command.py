@@ -18,9 +18,12 @@ path = os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "saves")
 saves = int(open(path).read()) if os.path.exists(path) else 0
 def save(*_):
     open(path, "w").write(str(saves + 1))
+    os.makedirs("beside", exist_ok=True)
+    open("beside/last.pt", "w").write(str(saves + 1))
     print("saved", saves + 1, flush=True)
 signal.signal(signal.SIGUSR1, save)
-print("begins:%d:%s" % (saves, os.environ["COLOUR"]), flush=True)
+beside = os.path.exists("beside/last.pt")
+print("begins:%d:%s:%s" % (saves, os.environ["COLOUR"], "with" if beside else "without"), flush=True)
 time.sleep(1e6)
 """
 
@@ -35,11 +38,13 @@ def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: 
     assert runs(lab2, inventory)[first]["state"] == "running"
     again = ok(orch(lab2, "restart", "job", "-d", "--set", "run.max_restarts=3", "-i", inventory))
     assert "has changed since" in again.stderr
+    assert again.stderr.count("beside/last.pt") == 1  # both hosts in one line, and no warning that it is lost
     second = again.stdout.split()[0]
     assert runs(lab2, inventory)[first]["state"] == "stopped"
     wait_until(
         lambda: (
-            [line["text"] for line in lines_of(lab2, inventory, second, "--grep", "begins")] == ["begins:1:blue"] * 2
+            [line["text"] for line in lines_of(lab2, inventory, second, "--grep", "begins")]
+            == ["begins:1:blue:with"] * 2
         ),
         60,
         "both ranks continue",

@@ -3,6 +3,7 @@
 import filecmp
 import os
 import re
+import shutil
 import stat
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -32,6 +33,28 @@ def written(code: Code, most: Optional[int] = None) -> Iterator[str]:
             path = os.path.join(parent, name)
             if not name.endswith(".pyc") and _is_new(path, os.path.join(sent, os.path.relpath(path, copy))):
                 yield os.path.relpath(path, copy)
+
+
+def carry_over(old: Code, new: Code) -> List[str]:
+    """Give a new run what an old one has written beside its code. Returns the paths.
+
+    They are hard links where the file system has them: snapshots are large. Files of the new code stay as they are.
+    """
+    carried = []
+    for path in written(old):
+        target = os.path.join(new[0], path)
+        if os.path.lexists(os.path.join(old[1], path)) or os.path.lexists(target):
+            continue
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+        except (FileExistsError, NotADirectoryError):  # the new code has a file there
+            continue
+        try:
+            os.link(os.path.join(old[0], path), target, follow_symlinks=False)
+        except OSError:
+            shutil.copy2(os.path.join(old[0], path), target, follow_symlinks=False)
+        carried.append(path)
+    return sorted(carried)
 
 
 def snapshots(folder: str, spec: Dict[str, Any]) -> List[str]:

@@ -10,7 +10,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..guard import autostart, guard_process, warm
-from ..host import memory_folder, network, processes, state
+from ..host import beside_code, memory_folder, network, processes, state
 from ..link.link import JOIN_WINDOW
 from . import link_port, retire
 from . import locks as run_locks
@@ -37,6 +37,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         check_space(folder)
         state.keep_space(folder)
         spec["cwd"] = _working_folder(spec, folder)
+        carried = _carry_over(arguments.get("continues"), spec, folder)
         run_locks.take(spec, locks)
         run_locks.share_output(spec, locks)
         if spec["node"] == 0:
@@ -68,7 +69,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         for lock in locks:
             os.close(lock)
     try:
-        answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes)
+        answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes, carried=carried)
     except Refused:
         abort(control)
         raise
@@ -176,6 +177,22 @@ def _working_folder(spec: Dict[str, Any], folder: str) -> str:
     cwd = os.path.normpath(os.path.join(code, spec["code"]["cwd"]))
     os.makedirs(cwd, exist_ok=True)
     return cwd
+
+
+def _carry_over(run_id: Optional[str], spec: Dict[str, Any], folder: str) -> Optional[Dict[str, Any]]:
+    """Bring what the run that this one continues has written beside its code. None: nothing."""
+    code = beside_code.find(folder, spec)
+    old_folder = state.run_folder(run_id) if run_id is not None else None
+    old = beside_code.find(old_folder, state.read(os.path.join(old_folder, "spec.json"))) if old_folder else None
+    if code is None or old is None:
+        return None
+    try:
+        paths = beside_code.carry_over(old, code)
+    except OSError as error:
+        if error.errno in state.FULL:
+            raise _disk_full("there is no space for what run %s has written beside its code" % run_id) from error
+        raise Refused("unknown", "cannot bring what run %s has written: %s" % (run_id, error)) from error
+    return {"folder": code[0], "count": len(paths), "files": paths[:3]} if paths else None
 
 
 def _copy(source: str, target: str) -> None:
