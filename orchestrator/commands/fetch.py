@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..answers.files import FETCHED, OUTPUTS
+from ..answers.finished import FINISHED
 from ..answers.operation import Arguments
 from ..errors import OrchError, RunFailed, UnreachableError, UsageError
 from ..hosts.fleet import Fleet, Results, combine, fold_failures
@@ -54,6 +55,8 @@ class RunOutputs:
     is_running: bool = False
     reader: str | None = None
     """If the hosts share the output folder: the host that sends it."""
+    earlier: tuple[str, ...] = ()
+    """Earlier runs of the same name, the newest first."""
 
     def sources(self, host: str, folder: Path) -> list[Source]:
         if self.reader is not None:
@@ -92,10 +95,15 @@ def fetch(
         if file_lists.count:
             _make_folder(folder, file_lists.owners_of_code, outputs.run)
         downloads = _download_all(fleet, of_run, outputs, file_lists, confirm=not pattern)
+        earlier = None if file_lists else _find_earlier(fleet, of_run, outputs, inventory)
     if not file_lists:
         prefix = f"{fold(host.name for host in of_run)}: " if outputs.unreachable else ""
         console.note(
             f"{prefix}nothing to fetch: run {outputs.run} wrote no file to $DDP_ORCH_OUTPUT_DIR or next to its code"
+        )
+    if earlier:
+        console.note(
+            f"an earlier run of this name did, beside its code: {command('fetch', earlier, inventory=inventory.path)}"
         )
     if file_lists.count:
         console.note(f"outputs of {outputs.run} are in {folder}")
@@ -291,7 +299,18 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
     first = next(iter(run.nodes or run.parts))
     reader = first if run.parts[first].shared_output else None
     hosts, key = frozenset(run.parts), {"run_id": run.run_id}
-    return RunOutputs(run.run_id, _default_folder(run), hosts, key, unreachable, run.unfinished, reader)
+    earlier = [each.run_id for each in listing.runs if each.name == run.name and each.started_at < run.started_at]
+    return RunOutputs(
+        run.run_id, _default_folder(run), hosts, key, unreachable, run.unfinished, reader, tuple(reversed(earlier))
+    )
+
+
+def _find_earlier(fleet: Fleet, hosts: Sequence[Host], outputs: RunOutputs, inventory: Inventory) -> str | None:
+    """The newest earlier run of the same name with files beside its code that were not fetched."""
+    question = {"keep": inventory.run.keep.on_hosts(), "only": list(outputs.earlier)}
+    answers = fleet.each(hosts, lambda _, session: session.request(FINISHED, question)).done if outputs.earlier else {}
+    with_files = {run.run_id for answer in answers.values() for run in answer.due if run.unfetched is not None}
+    return next((run_id for run_id in outputs.earlier if run_id in with_files), None)
 
 
 def _nothing_left(run_name: str, inventory: str, unreachable: Sequence[str]) -> OrchError:

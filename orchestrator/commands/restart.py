@@ -31,6 +31,9 @@ def restart(run_name: str, inventory_path: str | None, *, detach: bool, settings
     with open_fleet(inventory) as fleet:
         run = find_run(fleet, inventory, run_name, console).run
         options, started = _options_of(run)
+        if inventory_path is not None and _is_another_file(inventory_path, started.inventory):
+            console.note(f"the new run uses {inventory_path}; run {run.run_id} was started with {started.inventory}")
+            started = replace(started, inventory=str(Path(inventory_path).resolve()), inventory_changed=False)
         options = replace(options, settings=(*options.settings, *settings))
         changed = load_inventory(started.inventory, settings=options.settings)  # before anything is stopped
         in_job.find_job(changed, detach=detach, requeue=False)
@@ -43,6 +46,10 @@ def restart(run_name: str, inventory_path: str | None, *, detach: bool, settings
     again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
     console.step(f"starting it again: {again.command(started.inventory)}")
     return code_watch.watch(again) if again.watch else up(again)
+
+
+def _is_another_file(given: str, known: str) -> bool:
+    return Path(given).is_file() and Path(given).resolve() != Path(known).resolve()
 
 
 def repeat(options: UpOptions, inventory: str, name: str, *, detach: bool) -> UpOptions:

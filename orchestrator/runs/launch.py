@@ -166,13 +166,19 @@ def _advise_start_without(plan: Plan, probed: Results[Any], context: LaunchConte
         return ""
     if plan.witness in unreachable:
         return "to start without the witness, add: --set run.witness=null --set run.head_lost=stop"
-    try:
-        select(plan.inventory, all_but(unreachable))
-    except UsageError:  # run.nnodes asks for more hosts than are left, or only spares are
-        return ""
-    command = context.command_without(unreachable)
-    hosts = "that host" if len(unreachable) == 1 else "those hosts"
-    return f"to start without {hosts}, run: {command}" if command else ""
+    head = plan.nodes[0].host.name
+    for without in (unreachable, [head]) if head in unreachable else (unreachable,):  # spares replace all but the head
+        try:
+            selected = select(plan.inventory, all_but(without))
+        except UsageError:  # run.nnodes asks for more hosts than are left, or only spares are
+            continue
+        left = sum(host.name not in unreachable for host in selected.hosts)
+        nnodes = selected.run.nnodes
+        if left >= (sum(host.in_team for host in selected.hosts) if nnodes == "auto" else nnodes[0]):
+            command = context.command_without(without)
+            hosts = fold(without) if without != unreachable else "that host" if len(without) == 1 else "those hosts"
+            return f"to start without {hosts}, run: {command}" if command else ""
+    return ""
 
 
 def _count_unable(results: Results[Any], plan: Plan) -> str:

@@ -59,7 +59,7 @@ def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -
 
 
 def test_files_beside_the_code_of_one_run_never_replace_those_of_another(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import sys\nopen('metrics.csv', 'a').write(sys.argv[1])")
+    (tmp_path / "train.py").write_text("import sys\nlen(sys.argv) > 1 and open('metrics.csv', 'a').write(sys.argv[1])")
     (tmp_path / "inventory.yaml").write_text(
         f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
         "run: {launcher: direct, sync: [train.py]}\n"
@@ -74,9 +74,12 @@ def test_files_beside_the_code_of_one_run_never_replace_those_of_another(tmp_pat
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    for word in ("one", "two"):
-        done = orch(tmp_path, "up", "inventory.yaml", "--name", "m2", "--skip-check", "--", "train.py", word)
+    def up(*words: str) -> None:
+        done = orch(tmp_path, "up", "inventory.yaml", "--name", "m2", "--skip-check", "--", "train.py", *words)
         assert done.returncode == 0, done.stderr
+
+    for word in ("one", "two"):
+        up(word)
         said = fetch("m2")
     old, new = [run["run_id"] for run in json.loads(orch(tmp_path, "ps", "--all", "--json").stdout)]
     both = {"code/metrics.csv": "one", f"code-{new}/metrics.csv": "two"}
@@ -93,6 +96,13 @@ def test_files_beside_the_code_of_one_run_never_replace_those_of_another(tmp_pat
     fetch("m2")
     both = {"code/metrics.csv": "two", f"code-{old}/metrics.csv": "one"}
     assert fetched() == both
+
+    up("three")
+    up()
+    old, new = [run["run_id"] for run in json.loads(orch(tmp_path, "ps", "--all", "--json").stdout)][-2:]
+    assert f"fetch {old}" in fetch("m2")
+    fetch(old)
+    assert old not in fetch("m2")
 
 
 def test_a_file_that_is_newer_here_stays(tmp_path: Path) -> None:

@@ -69,8 +69,15 @@ def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: 
     assert any("begins" in line for line in follower.stdout)
     follower.send_signal(signal.SIGINT)
     assert "the run continues" in follower.communicate(timeout=20)[1]
-    ok(orch(lab2, "kill", second, "-i", inventory))
-    wait_for_state(lab2, inventory, second, "killed")
+    other = inventory.with_name("other.yaml")
+    other.write_text(inventory.read_text())
+    again = ok(orch(lab2, "restart", "job", "-d", "-i", other))
+    assert "other.yaml" in again.stderr and "has changed since" not in again.stderr
+    assert runs(lab2, inventory)[second]["state"] == "stopped"
+    third = again.stdout.split()[0]
+    assert json.loads(ok(orch(lab2, "describe", third, "-i", other, "--json")).stdout)["inventory"] == str(other)
+    ok(orch(lab2, "kill", third, "-i", inventory))
+    wait_for_state(lab2, inventory, third, "killed")
     assert_clean(lab2)
 
 

@@ -165,17 +165,21 @@ def test_the_others_are_asked_by_the_option_of_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "down", "possible"),
+    ("text", "down", "left_out"),
     [
-        ("hosts: [a, b, c]", ["b"], True),
-        ("hosts: [a, b, c]", ["a"], True),
-        ("hosts: [a, b]", ["a", "b"], False),
-        ("hosts: [a, b, c]\nrun: {nnodes: 3}", ["b"], False),
-        ("hosts: [a, b, c]\nrun: {nnodes: 2}", ["a"], True),
-        ("hosts: [a, {name: b, spare: true}]", ["a"], False),
+        ("hosts: [a, b, c]", ["b"], ["b"]),
+        ("hosts: [a, b, c]", ["a"], ["a"]),
+        ("hosts: [a, b]", ["a", "b"], []),
+        ("hosts: [a, b, c]\nrun: {nnodes: 3}", ["b"], []),
+        ("hosts: [a, b, c]\nrun: {nnodes: 2}", ["a"], ["a"]),
+        ("hosts: [a, {name: b, spare: true}]", ["a"], []),
+        ("hosts: [a, b, c, {name: d, spare: true}]\nrun: {nnodes: '2:3'}", ["a", "c"], ["a"]),
+        ("hosts: [a, b, c, {name: d, spare: true}]\nrun: {nnodes: '2:3'}", ["a", "c", "d"], []),
     ],
 )
-def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(text: str, down: list[str], possible: bool) -> None:
+def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(
+    text: str, down: list[str], left_out: list[str]
+) -> None:
     of = plan.make(
         model.parse(text, "i.yaml"), run_id="R", name="R", command=("-u", "x.py"), code=None, env={}, debug=False
     )
@@ -190,7 +194,7 @@ def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(text: str, do
     )
     unreachable = Results({}, {name: UnreachableError(f"{name}: no route to host") for name in down})
     offered = launch._advise_start_without(of, unreachable, context)
-    assert offered.endswith(f"without {' '.join(down)}") if possible else offered == ""
+    assert offered.endswith(f"without {' '.join(left_out)}") if left_out else offered == ""
 
 
 def test_the_fixes_of_a_diagnosis_have_no_placeholder_for_the_inventory() -> None:
