@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from .bars import is_turn
 from .lines import Line, LineAssembler, Merger
 from .mask import Mask
 from .pipeline import Stage
@@ -78,7 +79,13 @@ class Intake(Stage):
         lines = [] if self._expected.get(key, offset) == offset else assembler.flush()  # the bytes in between are lost
         self._expected[key] = offset + len(data)
         self._unfinished[host][name] = self._newest[host] = at
-        return lines + assembler.feed(data, at) if lines else assembler.feed(data, at)
+        lines = lines + assembler.feed(data, at) if lines else assembler.feed(data, at)
+        return self._unfinished_before(host, name) + lines if any(map(is_turn, lines)) else lines
+
+    def _unfinished_before(self, host: str, name: str) -> list[Line]:
+        """The unfinished lines of the host's other streams."""
+        others = [other for other in self._unfinished[host] if other != name]
+        return [line for other in others for line in self._assemblers[host, other].idle()]
 
     def live(self, host: str) -> None:
         """Do not wait for lines of this host any more: it has sent everything that existed, or is gone."""

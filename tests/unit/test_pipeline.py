@@ -105,6 +105,15 @@ def test_the_progress_bar_of_a_rank_that_was_killed_is_not_shown_after_the_next_
     assert chain.flush(14.0) == ""
 
 
+@pytest.mark.parametrize("stream", ["1.run.out", "2.run.out"])
+def test_a_progress_bar_is_shown_before_the_end_of_its_attempt(stream: str) -> None:
+    chain = Chain()
+    shown = chain.feed(10.0, "a", "1.0.err", "\rstep 1\rstep 2")
+    shown += chain.feed(10.1, "a", stream, "ddp-orch: stopping all nodes\n") + chain.push(11.0)
+    assert [line.split()[-1] for line in shown.splitlines()] == ["2", "nodes"]
+    assert chain.flush(14.0) == ""
+
+
 def test_an_unfinished_line_is_shown_when_only_later_pieces_of_other_streams_come() -> None:
     chain = Chain()
     chain.feed(10.0, "a", "1.0.out", "prompt> ")
