@@ -175,6 +175,8 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
             console.step(f"run {run_id} has started after {took}")
             if sys.stdout.isatty() and options.show_outputs:  # else its hosts end with this program
                 console.note(in_job.describe_closing(hosts, about.command("logs", "-f")))
+                if options.watch:
+                    console.note("the code is watched only while this terminal is open")
             with watch.stop_run_on_change(run_id, hosts, fleet):
                 code = _follow(resolved, inventory, fleet, context, options, about, printer, console)
             return in_job.requeue(job, code, console) if job and options.requeue else code

@@ -67,6 +67,9 @@ def conclude(
             console.note(
                 f"run {run_id} was stopped by {one_line(verdict.stopped_by or 'an unknown user')} (state: killed)"
             )
+            if view.failed:
+                kill = about.of_all("kill", "--leftovers")
+                console.warning(f"could not verify {fold(view.failed)}. Once reachable, run: {kill}")
         case "lost":
             console.error(
                 f"run {run_id} was lost: {_first_failure(verdict)}{advise_after_lost_head(verdict, parts, resume)}"

@@ -9,6 +9,7 @@ import pytest
 from fake_relay import A_FAILURE, A_RUN, Dialer, part_of
 
 from orchestrator.answers.attach import Attached
+from orchestrator.errors import UnreachableError
 from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.advice import AboutRun
@@ -25,7 +26,12 @@ FAILED = {"state": "failed", "first_failure": A_FAILURE}
 
 
 def concluded(
-    nodes: dict[str, int] = NODES, *, resume: str = "", lacks_snapshot: bool = False, **verdicts: dict[str, Any]
+    nodes: dict[str, int] = NODES,
+    *,
+    resume: str = "",
+    lacks_snapshot: bool = False,
+    unreachable: bool = False,
+    **verdicts: dict[str, Any],
 ) -> tuple[int, list[str]]:
     """The exit code, and the lines that are said."""
     fleet = Fleet(Dialer(), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
@@ -36,6 +42,9 @@ def concluded(
         view._followed[host] = update(view._followed[host], Ended(Attached(part)))
     stream = io.StringIO()
     about, console = AboutRun("mine", "inventory.yaml"), Console(stream, colour=False)
+    for host in set(nodes) - set(verdicts):
+        if unreachable:
+            view._followed[host] = update(view._followed[host], Ended(failure=UnreachableError("gone")))
     code = conclude(A_RUN["run_id"], about, nodes, view, console, resume=resume, explain=lambda: lacks_snapshot)
     return code, stream.getvalue().splitlines()
 
@@ -90,3 +99,10 @@ def test_a_hosts_words_make_no_lines_of_ours(key: str) -> None:
     killed = {"state": "killed", "first_failure": None, "stopped_by": "ann\nerror: EVIL"}
     code, lines = concluded(a=killed)
     assert code == 130 and " ann error: EVIL" in lines[0]
+
+
+@pytest.mark.parametrize("unreachable", [True, False])
+def test_hosts_on_which_a_stop_is_not_verified_are_named(unreachable: bool) -> None:
+    killed = {"state": "killed", "first_failure": None, "stopped_by": "Ctrl-C"}
+    _, lines = concluded(a=killed, unreachable=unreachable)
+    assert any("kill --leftovers" in line and " b." in line for line in lines) == unreachable
