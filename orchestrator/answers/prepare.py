@@ -10,6 +10,14 @@ from .fields import Address, Port, RunId
 from .operation import Nothing, Operation
 
 
+@dataclass(frozen=True)
+class LeftBehind:
+    """A snapshot beside the code of an earlier run of the same name, which this run does not get."""
+
+    run_id: RunId
+    file: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """What every host answers to `prepare`."""
@@ -20,6 +28,7 @@ class Prepared:
     """The output folder already has files."""
     carried: StrayOutputs | None = None
     """What the run that this one continues had written beside its code."""
+    left_behind: LeftBehind | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

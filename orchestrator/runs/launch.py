@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ..answers.attach import StrayOutputs
 from ..answers.facts import Facts
 from ..answers.operation import Arguments, Operation
-from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, Prepared
+from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, LeftBehind, Prepared
 from ..checks import auto_env
 from ..checks.auto_env import AutoEnv
 from ..checks.findings import render_line
@@ -306,10 +306,21 @@ def _show_prepared(answers: Mapping[str, Prepared], resolved: Plan, context: Lau
     carried = {host: _describe_carried(answer.carried) for host, answer in answers.items() if answer.carried}
     for line in fold_messages(carried):
         context.step(f"{line}, which run {context.continues} wrote beside its code")
+    left = {host: answer.left_behind for host, answer in answers.items() if answer.left_behind}
+    for line in fold_messages({host: _describe_left_behind(found, inventory) for host, found in left.items()}):
+        context.warn(line)
     if resuming := [host for host, answer in answers.items() if answer.resumes]:
         context.step(f"{fold(resuming)}: the output folder of {resolved.name} has files; the run resumes from them")
         if message := _describe_lacking(answers, resolved):
             context.warn(message)
+
+
+def _describe_left_behind(left: LeftBehind, inventory: str) -> str:
+    restart = advice.command("restart", left.run_id, inventory=inventory)
+    return (
+        f"run {left.run_id}, of the same name, wrote {one_line(left.file)} beside its code, where this run does not "
+        f"find it. To continue from it, stop this run, then: {restart}"
+    )
 
 
 def _describe_carried(carried: StrayOutputs) -> str:

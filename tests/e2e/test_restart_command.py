@@ -78,6 +78,10 @@ def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: 
     assert json.loads(ok(orch(lab2, "describe", third, "-i", other, "--json")).stdout)["inventory"] == str(other)
     ok(orch(lab2, "kill", third, "-i", inventory))
     wait_for_state(lab2, inventory, third, "killed")
+    words = ("--name", "job", "-e", "COLOUR=red", "--", script(lab2, RESUMES))
+    (warned,) = (line for line in ok(orch(lab2, "up", inventory, "-d", *words)).stderr.splitlines() if third in line)
+    assert "beside/last.pt" in warned and f"ddp-orch restart {third}" in warned
+    ok(orch(lab2, "kill", "--all", "--grace", "0", "-i", inventory))
     assert_clean(lab2)
 
 

@@ -37,7 +37,9 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         check_space(folder)
         state.keep_space(folder)
         spec["cwd"] = _working_folder(spec, folder)
-        carried = _carry_over(arguments.get("continues"), spec, folder)
+        continues = arguments.get("continues")
+        carried = _carry_over(continues, spec, folder)
+        left_behind = _left_behind(spec) if continues is None and not state.is_witness(spec) else None
         run_locks.take(spec, locks)
         run_locks.share_output(spec, locks)
         if spec["node"] == 0:
@@ -70,6 +72,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
             os.close(lock)
     try:
         answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes, carried=carried)
+        answer["left_behind"] = left_behind
     except Refused:
         abort(control)
         raise
@@ -193,6 +196,16 @@ def _carry_over(run_id: Optional[str], spec: Dict[str, Any], folder: str) -> Opt
             raise _disk_full("there is no space for what run %s has written beside its code" % run_id) from error
         raise Refused("unknown", "cannot bring what run %s has written: %s" % (run_id, error)) from error
     return {"folder": code[0], "count": len(paths), "files": paths[:3]} if paths else None
+
+
+def _left_behind(spec: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """A snapshot that the newest run of the same name has written beside its code, where this one does not find it."""
+    for run_id, folder in sorted(state.runs(), reverse=True):
+        other = state.read(os.path.join(folder, "spec.json")) or {}
+        if run_id != spec["run_id"] and other.get("name") == spec["name"]:
+            found = beside_code.snapshots(folder, other)
+            return {"run_id": run_id, "file": found[0]} if found else None
+    return None
 
 
 def _copy(source: str, target: str) -> None:
