@@ -38,6 +38,11 @@ def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_js
             )
         if host_name in run.parts:
             raise UsageError(f"{host_name} is a host of run {run.run_id} already")
+        if host_name in run.hosts:
+            raise UsageError(
+                f"run {run.run_id} has another host of the name {host_name}; give this machine a name of its own in "
+                f"{inventory.path}"
+            )
         head = next(name for name, number in run.all_nodes.items() if number == run.head)
         if head not in hosts or head in lookup.listing.failed:
             raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")

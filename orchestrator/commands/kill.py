@@ -78,6 +78,11 @@ def kill(
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     _print_result(result, runs, inventory.path, console)
+    for run in runs:
+        if forgetful := listing.forgetful(run):
+            console.warning(
+                f"{fold(forgetful)} has no record of run {run.run_id}; another machine of this name was not asked"
+            )
     still_running = [run.run_id for run in listing.runs if run.unfinished and run not in runs]
     if still_running and run_name is None and not (leftovers or options.forced_only):
         kill_all = options.command("--all")

@@ -51,6 +51,9 @@ def ps(
                 revive = advice.about(run, listing.runs, inventory.path).command("revive")
                 console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
             waiting.note(run, console)
+            if forgetful := listing.forgetful(run):
+                revive = advice.about(run, listing.runs, inventory.path).command("revive")
+                console.warning(f"{fold(forgetful)} answers without a record of run {run.run_id}; what to do: {revive}")
             _note_unfit(run, console)
             _note_waiting_spares(run, listing, inventory.path, console)
             for host, part in run.parts.items():

@@ -14,6 +14,7 @@ from ..hosts.fleet import Fleet, fold_failures
 from ..inventory import advice
 from ..inventory.model import Host, Inventory
 from ..output.console import Console
+from ..output.mask import hide_credentials
 from ..runs import ending, recent, registry
 from ..runs.ending import KillTargets
 from . import code_watch, in_job
@@ -44,7 +45,7 @@ def restart(run_name: str, inventory_path: str | None, *, detach: bool, settings
         console.warning(f"{started.inventory} has changed since run {run.run_id} was started; the new one is used")
     os.chdir(started.folder)
     again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
-    console.step(f"starting it again: {again.command(started.inventory)}")
+    console.step(f"starting it again: {hide_credentials(again.command(started.inventory))}")
     return code_watch.watch(again) if again.watch else up(again)
 
 

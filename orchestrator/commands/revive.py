@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UnreachableError, UsageError
@@ -12,6 +13,8 @@ from ..output.console import fold
 from ..runs import registry, revive
 from ..runs.revive import Revived
 from .context import command_to_resume, find_run, load_inventory_of_run, open_fleet, stderr_console
+
+NO_RECORD = "it has no record of the run"
 
 
 def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: bool) -> int:
@@ -31,17 +34,20 @@ def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: boo
             raise _no_guard(run, lookup.listing, about)
         revived = revive.revive(run.run_id, run.nodes, run.parts, inventory.machines, fleet)
     if as_json:
-        print(json.dumps(_as_dict(run, revived), indent=2))
+        print(json.dumps(_as_dict(run, revived, lookup.listing.forgetful(run)), indent=2))
     for line in fold_failures(revived.failed):
         console.error(line)
+    forgetful = lookup.listing.forgetful(run)
+    for host in forgetful:
+        console.error(f"{host}: {_describe_forgetful(run, host, about)}")
     silent = [host for host in run.missing_hosts if host in lookup.listing.failed]
     if revived.hosts:
         console.note(f"{fold(revived.hosts)} takes part in run {run.run_id} again")
-    elif not revived.failed and not silent:
+    elif not (revived.failed or silent or forgetful):
         console.note(f"run {run.run_id} has a guard on all of its hosts")
     if silent:
         console.warning(f"{fold(silent)} cannot be reached; run `{about.command('revive')}` again when it can")
-    return UnreachableError.exit_code if revived.failed or silent else 0
+    return UnreachableError.exit_code if revived.failed or silent or forgetful else 0
 
 
 def _end(run: registry.Run) -> str:
@@ -69,6 +75,14 @@ def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutR
     )
 
 
-def _as_dict(run: registry.Run, revived: Revived) -> dict[str, Any]:
+def _describe_forgetful(run: registry.Run, host: str, about: advice.AboutRun) -> str:
+    return (
+        f"{NO_RECORD}, so it cannot come back to it. If this is a new machine, give it another name in the inventory, "
+        f"then: {about.command('add')} NAME. Or start the run again with all hosts: {about.command('restart')}"
+    )
+
+
+def _as_dict(run: registry.Run, revived: Revived, forgetful: Sequence[str]) -> dict[str, Any]:
     failed = {host: str(error).removeprefix(f"{host}: ") for host, error in revived.failed.items()}
+    failed |= dict.fromkeys(forgetful, NO_RECORD)
     return {"run_id": run.run_id, "revived": list(revived.hosts), "failed": failed}

@@ -32,7 +32,7 @@ def add(
     """Raises OrchError; then the run continues without the host."""
     at_head = fleet.session(head)
     blueprint = at_head.request(BLUEPRINT, {"run_id": run.run_id})
-    _check_run(run, blueprint)
+    _check_run(run, host, blueprint)
     plan = newcomer.make(inventory, host, run.run_id, blueprint)
     here = fleet.session(host)
     probed = preflight.ask(here, preflight.question(plan, plan.nodes[0], None))
@@ -49,7 +49,7 @@ def add(
     nproc = planning.processes(resolved, resolved.nodes[0])
     number = at_head.request(ADD, {"run_id": run.run_id, "host": host.name, "nproc": nproc, "by": by}).node
     if number is None:
-        raise UsageError(f"run {run.run_id} is stopping, or {host.name} has been one of its hosts before")
+        raise UsageError(f"run {run.run_id} takes no hosts now, as it is stopping, or has been told to")
     known = list(zip(run.hosts, run.nprocs, strict=True))[:number]
     if len(known) < number:
         raise UsageError(f"another host is being added to run {run.run_id}; try again")
@@ -65,15 +65,21 @@ def add(
         raise
 
 
-def _check_run(run: Run, blueprint: Blueprint) -> None:
+def _check_run(run: Run, host: Host, blueprint: Blueprint) -> None:
     """Raises UsageError if no host can be added to the run."""
     if not blueprint.spec.program.endswith(node_program().sha256[:PROGRAM_NAME]):
         raise UsageError(f"run {run.run_id} was started by another version of ddp-orch; add hosts with that version")
     launcher = blueprint.spec.launcher
     if launcher.scope == "host":
-        raise UsageError(f"run {run.run_id} uses run.launcher {launcher.name}, which starts ranks on fixed hosts")
+        raise UsageError(
+            f"run {run.run_id} uses run.launcher {launcher.name}, which is started once on each host. Such runs take "
+            f"no host later. Start it again with {host.name}: ddp-orch restart {run.run_id}"
+        )
     if blueprint.spec.contact.port is None:
-        raise UsageError(f"run {run.run_id} has one host, which waits for no others; start a run with two or more")
+        raise UsageError(
+            f"run {run.run_id} began on one host, where nothing listens for others. Start it again with {host.name}: "
+            f"ddp-orch restart {run.run_id}"
+        )
 
 
 def _copy_code(sha256: str, source: Session, target: Session) -> None:

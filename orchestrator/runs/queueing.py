@@ -129,7 +129,10 @@ def launch_in_turn(
                 why = describe(turns, "in use by")
                 raise HeldError(f"too few hosts are free: {why}\n  to wait for your turn, add: --queue")
             message, pause = describe(turns), LOOK_INTERVAL
-            message = f"queued: {message}. The code is sent when its turn comes. Ctrl-C leaves the queue"
+            message = (
+                f"queued: {message}. The code is sent when its turn comes. Until then, this command waits; Ctrl-C "
+                "leaves the queue"
+            )
         fresh = None
         if message != reported:
             note(message)

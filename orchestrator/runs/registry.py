@@ -252,6 +252,11 @@ class Listing:
         """Hosts that answered and have deleted their record of the run. The witness has nothing to show of it."""
         return tuple(host for host in run.missing_hosts if host in self.answered and host != run.witness)
 
+    def forgetful(self, run: Run) -> tuple[str, ...]:
+        """Hosts that the run waits for, and that answered without a record of it: new machines, or emptied ones."""
+        awaited = self.without_record(run) if run.state == "waiting" else ()
+        return tuple(host for host in awaited if run.waits is None or host in run.waits.hosts)
+
 
 Answer = tuple[RunList, str]  # the runs of a host, and why its usual state folder is unusable, or ""
 

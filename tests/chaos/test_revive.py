@@ -121,6 +121,25 @@ def test_revive_brings_a_host_back_that_nobody_follows(lab3: Lab) -> None:
     assert result.returncode == 2 and "restart" in result.stderr
 
 
+@pytest.mark.short
+def test_a_host_that_has_forgotten_the_run_is_not_called_well(lab3: Lab) -> None:
+    """As a rented machine that is replaced by a new one under the same name."""
+    inventory = lab3.inventory(run={**RESTARTS, "rejoin_timeout": 300})
+    run_id = start(lab3, inventory, "--", script(lab3, GLOO), "100", "0.05")
+    wait_until(lambda: lines_of(lab3, inventory, run_id, "--grep", "rank 1 step 5 "), 60, "the run trains")
+    lab3.hosts[1].crash()
+    shutil.rmtree(lab3.hosts[1].home / ".local/state/ddp-orch")
+    lab3.hosts[1].boot()
+    wait_for_state(lab3, inventory, run_id, "waiting", 60)
+    revived = ok(orch(lab3, "revive", run_id, "--json", "-i", inventory), 4)
+    assert list(json.loads(revived.stdout)["failed"]) == ["node-1"]
+    assert "ddp-orch add" in revived.stderr and "ddp-orch restart" in revived.stderr
+    assert "ddp-orch revive" in ok(orch(lab3, "ps", inventory)).stderr
+    assert "name" in ok(orch(lab3, "add", "-i", inventory, run_id, "node-1"), 2).stderr
+    assert "node-1" in ok(orch(lab3, "kill", run_id, "--grace", "0", "-i", inventory)).stderr
+    assert_clean(lab3, run_id)
+
+
 WAITS_IN_ATTEMPT_1 = """
 import os, sys, time
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
