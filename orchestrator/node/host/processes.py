@@ -266,6 +266,16 @@ def status_of_ended(process: Process, handle: int) -> Optional[int]:
     return int(status) if mask & PIDFD_INFO_EXIT else None
 
 
+def killed_by(pid: int) -> Optional[int]:
+    """The wait status of a process that a signal has ended and that is not reaped; None for any other process.
+
+    Its first thread is enough: the others may take longer, and until then its parent cannot wait for it.
+    """
+    found = stat(pid)
+    is_killed = found is not None and found.state in "ZX" and os.WIFSIGNALED(found.exit_status)
+    return found.exit_status if found is not None and is_killed else None
+
+
 def send(process: Process, number: int) -> bool:
     """Signal exactly this process. False when it is not there any more."""
     if process.pid <= 1:

@@ -173,7 +173,22 @@ class Tree:
             else:
                 seen.append((rank, status, process.pid))
         for rank, status, pid in sorted(seen, key=lambda one: rank_failure.describe(one[1])[1] == "SIGTERM"):
+            if rank_failure.describe(status)[1] == "SIGKILL":
+                self._take_killed_agent()
             self._rank_done(rank, status, pid)
+
+    def _take_killed_agent(self) -> None:
+        """Take in torchrun where a signal has ended it: the kernel kills the ranks of a parent that has ended."""
+        for pid, label in self._roots.items():
+            status = processes.killed_by(pid) if label == "agent" and self._engine is None else None
+            if status is not None:
+                self._agent_done(status, pid)
+
+    def _agent_done(self, status: int, pid: int) -> None:
+        if "agent" not in self._statuses:
+            self._statuses["agent"] = status
+            if status:
+                self._failed(None, status, pid)
 
     def _miss(self, rank: int, pid: int) -> None:
         """Keep the first: torchrun stops the others because of it."""
@@ -197,12 +212,14 @@ class Tree:
             return False
         if self._engine is not None:
             status = status_of_command(status)
+        if label == "agent" and os.WIFSIGNALED(status):
+            self._agent_done(status, pid)  # its ranks ended because of that
         self.take_ended()
-        self._statuses[label] = status
-        if label != "agent":
+        if label == "agent":
+            self._agent_done(status, pid)
+        else:
+            self._statuses[label] = status
             self._rank_done(self._first_rank + int(label), status, pid)
-        elif status:
-            self._failed(None, status, pid)
         return True
 
     def direct(self, first_rank: int) -> None:
