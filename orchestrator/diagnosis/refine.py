@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     # by what the hosts of the run know
     run_record.drop_own_signals,
     run_record.add_sent_signal,
+    run_record.add_killed_launcher,
     endings.find_refusal,
     run_record.add_stop,
     run_record.check_cgroup_kills,

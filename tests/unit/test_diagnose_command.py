@@ -224,6 +224,28 @@ def test_a_kill_is_want_of_memory_only_where_the_kernel_or_the_cgroup_says_so() 
     assert judged(failed, a=answer(), b=answer(KILLED, kernel=(words,))) == ("host-oom-killed", ("b",), 1)
 
 
+def test_a_killed_torchrun_is_blamed_and_not_the_peers_of_its_ranks() -> None:
+    agent = {**KILLED, "rank": None, "what": "torchrun: killed by SIGKILL", "attempt": 1}
+    rank = {**KILLED, "at": 100.01, "attempt": 1}
+    verdict = {**VERDICT, "first_failure": {**agent, "host": "b"}}
+    of_rank_0 = {**of_rank_1(100.5, 1), "rank": 0}
+    blamed = judged(verdict, a=answer(of_rank_0), b=answer(agent, rank))
+    assert blamed == ("agent-killed", ("b",), None)
+    assert judged(verdict, a=answer(of_rank_0), b=answer(agent, rank, oom=1))[0] == "cgroup-oom-killed"
+    peer_lost = [*RAISED[:-1], "RuntimeError: Connection closed by peer [10.0.0.2]:1234"]
+    lines = [Line(100.5, "a", 0, "stderr", 1, text) for text in peer_lost]
+    answers = evidence({"a": answer(of_rank_0), "b": answer(agent, rank)})
+    earlier = diagnose_run.diagnose_earlier_attempt(lines, answers, 1, True)
+    assert (earlier.code, earlier.hosts, earlier.confidence) == ("agent-killed", ("b",), "high")
+
+
+def test_a_torchrun_that_a_signal_ended_after_a_rank_had_failed_is_not_blamed() -> None:
+    agent = {**KILLED, "rank": None, "what": "torchrun: killed by SIGKILL", "attempt": 1}
+    answers = {"b": answer(agent), "c": answer(of_rank_1(70.0, 1))}
+    found = diagnose_run.diagnose_earlier_attempt(raised(69.9, 1), evidence(answers), 1, True)
+    assert (found.code, found.hosts) == ("script-exception", ("c",))
+
+
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGKILL", "SIGTERM", "SIGINT", "SIGABRT", "SIGSEGV", "SIG40"])
 def test_a_signal_that_a_person_sent_with_ddp_orch_is_the_cause(name: str) -> None:
     what = f"rank 1: killed by {name}, sent by `ddp-orch signal`"

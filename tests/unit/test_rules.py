@@ -124,6 +124,9 @@ def details(suspects: Suspects) -> list[str]:
 
 
 SIGNALLED = Exit(-1, -1, "a", 1, 9.0, line=LogLine(-1, "a", "a", 1, 9.0, "rank 1: killed by SIGHUP"), requested=True)
+KILLED_AGENT = Exit(
+    -9, -1, "a", None, 9.0, line=LogLine(-1, "a", "a", None, 9.0, "torchrun: killed by SIGKILL"), agent=True
+)
 LATE_ERROR = RAISED + "KeyError: 'labels'\n"
 OOM_LINE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
 STOPPED_AFTER_REFUSAL = Case(
@@ -285,6 +288,11 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         set(),
         {"user-interrupt 93 a 1"},
     ),
+    run_record.add_killed_launcher: (
+        Case({"a": failed(-9), "b": tag(1, RAISED + PEER_LOST)}, RunRecord(exits=(KILLED_AGENT,), failed_at=9.0)),
+        {"worker-sigkilled 40 a 0"},
+        {"agent-killed 93 a None"},
+    ),
     run_record.check_cgroup_kills: (
         Case({"a": failed(-9)}, RunRecord(oom_hosts=("a",))),
         {"worker-sigkilled 40 a 0"},
@@ -425,6 +433,10 @@ ORDERED: dict[tuple[Rule, Rule], Case] = {
     (run_record.add_sent_signal, run_record.find_early_finisher): Case(
         {"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)},
         RunRecord(exits=(SIGNALLED,), failed_at=9.0, finished={1: 8.0}),
+    ),
+    (run_record.add_killed_launcher, run_record.find_early_finisher): Case(
+        {"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)},
+        RunRecord(exits=(KILLED_AGENT,), failed_at=9.0, finished={1: 8.0}),
     ),
     (run_record.add_stop, run_record.find_early_finisher): Case(
         {"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)},

@@ -15,9 +15,16 @@ from ..suspects import ENDING, Suspect, Suspects, any_proof
 from ..transcript import LogLine
 
 OWN_SIGNALS = ("sigterm-preempted", "user-interrupt", "sighup-session-closed")
+ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that launchers report themselves."""
 REPORTED = 93  # levels of what the rules here conclude
 EARLY_END = ENDING + 5
 SHOWN_HANG, UNSURE_HANG = 36, 22
+COUNTED_KILL = "the cgroup counted a kill for lack of memory"
+FIND_KILLER = (
+    "Find out what killed it: the kernel for want of memory (`dmesg`), the end of a session, a clean-up script, or a "
+    "person."
+)
 HANDLE = "Nothing to fix, if that was meant. A signal that should not end the ranks needs a handler in the script."
 QUIT = "Rank {rank} ended by itself, with exit code 0, while the others continued to train."
 FIND_QUIT = (
@@ -66,14 +73,34 @@ def add_sent_signal(suspects: Suspects, scene: Scene) -> Suspects:
     return (*suspects, replace(suspect, meaning=meaning, fix=HANDLE))
 
 
+def add_killed_launcher(suspects: Suspects, scene: Scene) -> Suspects:
+    """A signal that ended torchrun on a host, which its guard saw first: ranks of other hosts then lost their peers.
+
+    Before `find_early_finisher`, as `add_stop`. The ranks of that host were killed by the kernel, with torchrun.
+    """
+    killed = [exit_ for exit_ in scene.exits if exit_.agent and exit_.number < 0 and exit_.signal not in (None, *ASKED)]
+    first = min(killed, key=lambda exit_: exit_.at or 0.0, default=None)
+    failed_at = scene.record.failed_at
+    if first is None or first.line is None or (failed_at is not None and (first.at or 0.0) > failed_at + SAME_TIME):
+        return suspects
+    by_memory = first.signal == signal.SIGKILL and first.host in scene.record.oom_hosts
+    suspect = Suspect("agent-killed", REPORTED, first.line, None, first.host, "high")
+    if by_memory:
+        suspect = replace(suspect, code="cgroup-oom-killed", confidence="medium", why=COUNTED_KILL)
+    else:
+        what = first.line.text.partition(" (")[0].replace(": killed", " was killed")
+        suspect = replace(suspect, meaning=f"On this host, {what}. Its ranks ended with it.", fix=FIND_KILLER)
+    others = (each for each in suspects if each.code != "worker-sigkilled" or each.host != first.host)
+    return (*others, suspect)
+
+
 def check_cgroup_kills(suspects: Suspects, scene: Scene) -> Suspects:
     """SIGKILL on a host whose cgroup has counted a kill for lack of memory.
 
     It changes a code only; after `add_rank_to_memory_kills`, which would take another rank for such a suspect.
     """
-    why = "the cgroup counted a kill for lack of memory"
     return tuple(
-        replace(suspect, code="cgroup-oom-killed", confidence="medium", why=why)
+        replace(suspect, code="cgroup-oom-killed", confidence="medium", why=COUNTED_KILL)
         if suspect.code == "worker-sigkilled" and suspect.host in scene.record.oom_hosts
         else suspect
         for suspect in suspects
