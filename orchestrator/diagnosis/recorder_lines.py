@@ -41,6 +41,10 @@ DRAINS = re.compile(
 )
 """The attempt ends because a host was drained; what other hosts say if that was the head."""
 
+DROPPED = re.compile(r"ddp-orch: \d+ bytes of output of .*, attempt (?P<attempt>\d+), were dropped: the disk was full$")
+FULL_DISK = re.compile(r"ddp-orch: (?P<host>\S+): .*\[disk-full\]")
+"""What the head says of a host that has answered whether another attempt can run there."""
+
 
 def split_attempts(lines: Sequence[LogLine]) -> list[list[LogLine]]:
     """The lines of each attempt, in order: failures of earlier attempts did not end the run.
@@ -126,6 +130,21 @@ def find_silence(recorder: Sequence[LogLine], lost: str | None) -> Silence | Non
     is_parted = silent == hosts
     is_sure = not (is_parted or (len(hosts) == 2 and fenced == hosts))
     return Silence(tuple(sorted(silent)), next(iter(by_others.values()))[1], is_sure, is_parted)
+
+
+def attempt_of_dropped(text: str) -> int | None:
+    """The attempt of which a host has dropped output; a host often says so only in the next attempt."""
+    match = DROPPED.match(text)
+    return int(match["attempt"]) if match else None
+
+
+def find_full_disk(recorder: Sequence[LogLine], host: str) -> LogLine | None:
+    """The line that says that a disk of a host was full."""
+    for line in recorder:
+        match = FULL_DISK.match(line.text)
+        if (match and match["host"] == host) or (line.host == host and DROPPED.match(line.text)):
+            return line
+    return None
 
 
 def find_left_out(recorder: Sequence[LogLine]) -> list[str]:

@@ -53,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     run_record.drop_own_signals,
     run_record.add_sent_signal,
     run_record.add_killed_launcher,
+    run_record.add_full_disk,
     endings.find_refusal,
     run_record.add_stop,
     run_record.check_cgroup_kills,

@@ -14,7 +14,7 @@ from ..diagnosis.dumps import Collective, Dump, Group
 from ..diagnosis.engine import Diagnosis, diagnose
 from ..diagnosis.exits import Exit
 from ..diagnosis.record import RunRecord
-from ..diagnosis.recorder_lines import DRAINS
+from ..diagnosis.recorder_lines import DRAINS, attempt_of_dropped
 from ..diagnosis.transcript import LogLine, strip_torch_tags
 from ..diagnosis.uneven_resume import find_uneven_resume, with_uneven_resume
 from ..diagnosis.unfinished import diagnose_unfinished
@@ -344,7 +344,7 @@ def _lines_of_attempt(lines: Sequence[Line], answers: Mapping[str, Evidence], at
     A recorder that knows of no attempt, as after a reboot of its host, counts its lines as those of the first one.
     """
     ended = min((line.at for line in lines if line.attempt > attempt), default=float("inf"))
-    output = [line for line in lines if line.attempt == attempt and (line.stream != "agent" or line.at < ended)]
+    output = [line for line in lines if _is_of_attempt(line, attempt, ended)]
     logged = [
         LogLine(
             0, line.host, line.host, line.rank, line.at, line.text, None, line.stream == "agent", attempt, line.stream
@@ -360,6 +360,13 @@ def _lines_of_attempt(lines: Sequence[Line], answers: Mapping[str, Evidence], at
         ]
     logged.sort(key=lambda line: line.at or 0.0)
     return [strip_torch_tags(line, number) for number, line in enumerate(logged)]
+
+
+def _is_of_attempt(line: Line, attempt: int, ended: float) -> bool:
+    if line.stream != "agent":
+        return line.attempt == attempt
+    of_dropped = attempt_of_dropped(line.text)
+    return of_dropped == attempt if of_dropped is not None else line.attempt == attempt and line.at < ended
 
 
 def exit_of(host: str, failure: Failure) -> Exit:

@@ -21,6 +21,7 @@ import pytest
 from lab.waiting import wait_until
 from local_runs import Run, Runs, local_runs
 
+from orchestrator.diagnosis.recorder_lines import attempt_of_dropped
 from orchestrator.hosts.session import Refused
 from orchestrator.node.gang import gang_events
 from orchestrator.node.guard.attempts import Attempts
@@ -272,11 +273,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_neither_stops_nor_fails_the_ranks_and_gaps_tell_what_was_lost(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(10 << 20))
     pour = (
         "import os, time\nblock, longest = b'x' * 65536, 0\n"
         "for _ in range(4800):\n    begun = time.monotonic()\n    os.write(1, block)\n"
         "    longest = max(longest, time.monotonic() - begun)\n"
-        "os._exit(0 if longest < 1.0 else 5)\n"
+        f"os.unlink({str(filler)!r})\nos._exit(0 if longest < 1.0 else 5)\n"
     )
     with local_runs(small_disk) as runs:
         run = runs.start(pour)
@@ -286,6 +289,8 @@ def test_a_full_disk_neither_stops_nor_fails_the_ranks_and_gaps_tell_what_was_lo
         sizes = [Path(part.path + ".seg").stat().st_size for part in parts]
         assert 10e6 < sum(sizes) < 84e6
         assert parts[-1].start + sizes[-1] == 4800 * 65536  # gaps add up exactly
+        said = run.journal()["1.run.out"].decode().splitlines()
+        assert [attempt for line in said if (attempt := attempt_of_dropped(line)) is not None] == [1]
         assert (run.folder() / "guard.err").read_text() == ""
 
 

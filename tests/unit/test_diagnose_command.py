@@ -246,6 +246,24 @@ def test_a_torchrun_that_a_signal_ended_after_a_rank_had_failed_is_not_blamed() 
     assert (found.code, found.hosts) == ("script-exception", ("c",))
 
 
+UNFIT = Line(101.0, "a", None, "agent", 1, "ddp-orch: b: the disk of /x has only 0 MiB left [disk-full]; not used")
+DROPPED = "ddp-orch: 1630 bytes of output of rank 1, attempt 1, were dropped: the disk was full"
+SAID_LATER = Line(120.0, "b", None, "agent", 2, DROPPED)
+
+
+@pytest.mark.parametrize("said", [UNFIT, SAID_LATER])
+def test_a_full_disk_explains_a_rank_whose_last_words_it_took(said: Line) -> None:
+    peer_lost = [*RAISED[:-1], "RuntimeError: Connection closed by peer [10.0.0.2]:1234"]
+    lines = [Line(100.5, "a", 0, "stderr", 1, text) for text in peer_lost]
+    lines += [said, Line(119.0, "a", None, "agent", 2, "ddp-orch: attempt 2 on a, b, rendezvous at 10.0.0.1:20001")]
+    answers = evidence({"a": answer(), "b": answer({**of_rank_1(100.0, 1), "said": None})})
+    found = diagnose_run.diagnose_earlier_attempt(lines, answers, 1, True)
+    assert (found.code, found.hosts, found.rank, found.confidence) == ("disk-full", ("b",), 1, "medium")
+    assert said.text in found.evidence
+    raising = [line._replace(host="b") for line in raised(99.9, 1)]
+    assert diagnose_run.diagnose_earlier_attempt([*lines, *raising], answers, 1, True).code == "script-exception"
+
+
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGKILL", "SIGTERM", "SIGINT", "SIGABRT", "SIGSEGV", "SIG40"])
 def test_a_signal_that_a_person_sent_with_ddp_orch_is_the_cause(name: str) -> None:
     what = f"rank 1: killed by {name}, sent by `ddp-orch signal`"

@@ -127,6 +127,7 @@ SIGNALLED = Exit(-1, -1, "a", 1, 9.0, line=LogLine(-1, "a", "a", 1, 9.0, "rank 1
 KILLED_AGENT = Exit(
     -9, -1, "a", None, 9.0, line=LogLine(-1, "a", "a", None, 9.0, "torchrun: killed by SIGKILL"), agent=True
 )
+EXITED = Exit(1, -1, "b", 1, 9.0, line=LogLine(-1, "b", "b", 1, 9.0, "rank 1: exit code 1"), root=True)
 LATE_ERROR = RAISED + "KeyError: 'labels'\n"
 OOM_LINE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
 STOPPED_AFTER_REFUSAL = Case(
@@ -293,6 +294,18 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         {"worker-sigkilled 40 a 0"},
         {"agent-killed 93 a None"},
     ),
+    run_record.add_full_disk: (
+        Case(
+            {
+                "a": "a:agent | ddp-orch: b: the disk of /x has only 0 MiB left [disk-full]; not used\n"
+                + tag(0, RAISED + PEER_LOST),
+                "b": tag(1, STEPS),
+            },
+            RunRecord(exits=(EXITED,), failed_at=9.0),
+        ),
+        set(),
+        {"disk-full 60 b 1"},
+    ),
     run_record.check_cgroup_kills: (
         Case({"a": failed(-9)}, RunRecord(oom_hosts=("a",))),
         {"worker-sigkilled 40 a 0"},
@@ -437,6 +450,14 @@ ORDERED: dict[tuple[Rule, Rule], Case] = {
     (run_record.add_killed_launcher, run_record.find_early_finisher): Case(
         {"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)},
         RunRecord(exits=(KILLED_AGENT,), failed_at=9.0, finished={1: 8.0}),
+    ),
+    (run_record.add_full_disk, run_record.find_early_finisher): Case(
+        {
+            "a": "a:agent | ddp-orch: b: the disk of /x has only 0 MiB left [disk-full]; not used\n"
+            + tag(0, STEPS + RAISED + PEER_LOST),
+            "b": tag(1, STEPS) + tag(2, STEPS),
+        },
+        RunRecord(exits=(EXITED,), failed_at=9.0, finished={2: 8.0}),
     ),
     (run_record.add_stop, run_record.find_early_finisher): Case(
         {"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)},

@@ -11,14 +11,16 @@ from ..busy import FINISHED, STEP
 from ..confidence import SAME_TIME
 from ..hangs import PEER_GONE
 from ..scene import Scene
-from ..suspects import ENDING, Suspect, Suspects, any_proof
+from ..suspects import ENDING, SPECIFIC, Suspect, Suspects, any_proof
 from ..transcript import LogLine
 
 OWN_SIGNALS = ("sigterm-preempted", "user-interrupt", "sighup-session-closed")
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that launchers report themselves."""
+OF_FAILED_WRITES = (signal.SIGABRT, signal.SIGBUS)
 REPORTED = 93  # levels of what the rules here conclude
 EARLY_END = ENDING + 5
+FULL_DISK = SPECIFIC + 10
 SHOWN_HANG, UNSURE_HANG = 36, 22
 COUNTED_KILL = "the cgroup counted a kill for lack of memory"
 FIND_KILLER = (
@@ -92,6 +94,24 @@ def add_killed_launcher(suspects: Suspects, scene: Scene) -> Suspects:
         suspect = replace(suspect, meaning=f"On this host, {what}. Its ranks ended with it.", fix=FIND_KILLER)
     others = (each for each in suspects if each.code != "worker-sigkilled" or each.host != first.host)
     return (*others, suspect)
+
+
+def add_full_disk(suspects: Suspects, scene: Scene) -> Suspects:
+    """The rank that failed first, on a host whose disk was full: then its last words are often lost.
+
+    Only if no error names itself there. Before `find_early_finisher`, as `add_stop`.
+    """
+    failed = [exit_ for exit_ in scene.record.exits if exit_.rank is not None]
+    first = min(failed, key=lambda exit_: exit_.at or 0.0, default=None)
+    if first is None or first.host is None or first.line is None or first.signal not in (None, *OF_FAILED_WRITES):
+        return suspects
+    full = recorder_lines.find_full_disk(scene.recorder_lines, first.host)
+    own = (each for each in suspects if each.host == first.host and each.rank in (None, first.rank))
+    if full is None or any_proof(tuple(own), SPECIFIC):
+        return suspects
+    line = replace(first.line, text=f"{full.text}\n{first.line.text}")
+    meaning = f"The disk of {first.host} was full when rank {first.rank} ended: probably a write of it failed."
+    return (*suspects, Suspect("disk-full", FULL_DISK, line, first.rank, first.host, "medium", meaning=meaning))
 
 
 def check_cgroup_kills(suspects: Suspects, scene: Scene) -> Suspects:

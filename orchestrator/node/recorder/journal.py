@@ -56,6 +56,11 @@ class Stream(NamedTuple):
         return "%d.%s.%s" % self
 
     @property
+    def writer(self) -> str:
+        """Who wrote it, in messages."""
+        return "rank %s" % self.source if self.source.isdigit() else self.source
+
+    @property
     def shown_as(self) -> str:
         """stdout or stderr of a rank; agent: torchrun's and our own lines."""
         return {"out": "stdout", "err": "stderr"}[self.channel] if self.source.isdigit() else "agent"

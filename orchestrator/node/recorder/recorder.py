@@ -163,7 +163,8 @@ class Recorder:
         while writer.pump(handle):
             pass
         if writer.dropped:
-            self.say("%d bytes of output were dropped: the disk was full" % writer.dropped)
+            what = "%d bytes of output of %s, attempt %d, were dropped: the disk was full"
+            self.say(what % (writer.dropped, writer.stream.writer, writer.stream.attempt))
         writer.close()
         os.close(handle)
         del self._fifos[handle]
@@ -189,8 +190,7 @@ class Recorder:
             what = (
                 "the journal has reached run.keep.log_size (%d MiB): the oldest %.1f MiB of %s, attempt %d, are dropped"
             )
-            source = stream.source if stream.source == "agent" else "rank %s" % stream.source
-            self.say(what % (limit >> 20, dropped / 2.0**20, source, stream.attempt))
+            self.say(what % (limit >> 20, dropped / 2.0**20, stream.writer, stream.attempt))
 
     def say(self, text: str) -> None:
         """A line of our own in the journal."""
