@@ -111,7 +111,7 @@ def _show(
         what_to_do = ""
         if run.state == "waiting":
             for_whom = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else "a host"
-            what_to_do = f" for {for_whom}. If a host was rebooted: {about.command('revive')}"
+            what_to_do = f" for {for_whom}. {waiting.advise(run, about.command('revive'))}"
         elif run.unfinished:
             what_to_do = (
                 f". If it hangs: {about.command('top')} shows which ranks are silent. With run.stall_timeout, ddp-orch "

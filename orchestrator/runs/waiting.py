@@ -25,3 +25,15 @@ def describe(hosts: Iterable[str], until: str) -> str:
 
 def describe_briefly(waits: Waits) -> str:
     return f"waiting for {fold(waits.hosts)} until {whole_seconds(rfc3339(waits.until))[DATE:]}"
+
+
+def advise(run: Run, revive: str) -> str:
+    """What ends the wait, as a sentence. `revive`: the command that revives the run."""
+    hosts = run.waits.hosts if run.waits else ()
+    unfit = {host: codes for host, codes in run.unfit.items() if host in hosts}
+    if not hosts or len(unfit) < len(hosts):
+        return f"If a host was rebooted: {revive}"
+    codes = sorted({code for codes in unfit.values() for code in codes})
+    return (
+        f"Not used: {fold(unfit)}, because of {', '.join(codes)}. If you fix that in time, the run continues by itself"
+    )

@@ -98,6 +98,15 @@ def test_a_run_that_waits_for_hosts_is_reported_with_them_and_the_time() -> None
     assert "20260101-120000-0002" in line and "b,c" in line and "2026-01-01T12:01:00Z" in line
 
 
+@pytest.mark.parametrize(("unfit", "revives"), [({}, True), ({"b": ["disk-full"]}, False)])
+def test_a_run_that_waits_for_a_disk_is_not_to_be_revived(unfit: dict[str, list[str]], revives: bool) -> None:
+    of_run = {"hosts": ["a", "b"], "nprocs": [1, 1], "state": "waiting", "waits": {"hosts": ["b"], "until": NOON}}
+    parts = {host: part_of(**of_run, unfit=unfit, node=node, host=host) for node, host in enumerate("ab")}
+    text = waiting.advise(Run("20260101-120000-0001", "exp", "waiting", 2, STARTED, parts), "ddp-orch revive exp")
+    assert ("ddp-orch revive exp" in text) == revives
+    assert ("disk-full" in text) == (not revives)
+
+
 @pytest.mark.parametrize(
     ("columns", "left_out"), [(70, {"BY", "SCRIPT"}), (80, {"BY"}), (160, set())], ids=lambda value: str(value)
 )
