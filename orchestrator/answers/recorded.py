@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from .decode import AnyFloat
-from .fields import Attempt, HostName, NodeNumber, Rank, UnixTime
+from .fields import Attempt, HostName, NodeNumber, ProblemCode, Rank, UnixTime
 from .operation import Operation
 from .runs import Failure, Part
 
@@ -292,9 +292,32 @@ class Agreed:
     fields: AgreedFields
 
 
+@dataclass(frozen=True)
+class Problem:
+    """Of a host, as `check` finds it."""
+
+    code: ProblemCode
+    text: str
+
+
+@dataclass(frozen=True)
+class CheckedFields:
+    at: UnixTime
+    node: NodeNumber
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A host has answered whether another attempt can run there."""
+
+    event: Literal["Checked"]
+    fields: CheckedFields
+
+
 _KNOWN = (
     "StartRequested|PortFound|Started|StopRequested|Failed|Exited|Lost|Restarted|Drain|Added|Stalled|Agreed|Elected|"
-    "NoMajority"
+    "NoMajority|Checked"
 )
 
 
@@ -318,6 +341,7 @@ Event = (
     | Added
     | Stalled
     | Agreed
+    | Checked
 )
 
 

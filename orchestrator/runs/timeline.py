@@ -184,6 +184,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
     ended: set[int] = set()  # those of them that have no rank any more
     lost: set[int] = set()  # nodes that are not back yet
     finished: set[int] = set()  # nodes whose part of the attempt has succeeded
+    problems: dict[int, set[str]] = {}  # by node, the codes of its newest answer
     ran_on: dict[int, set[int]] = {}  # by attempt, the nodes whose ranks were started
     for event in events:
         if isinstance(event, recorded.Started):
@@ -257,10 +258,23 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 kind, what = "request", f"stopped by {stopped.by}"
             case recorded.Agreed(fields=agreed) if agreed.note:
                 kind, what = "change", agreed.note
+            case recorded.Checked(fields=checked) if (codes := _codes(checked)) != problems.get(checked.node, set()):
+                problems[checked.node] = codes
+                kind, what = "change", f"{host(checked.node)} {_describe_health(checked)}"
             case recorded.Started(fields=started):
                 lost.discard(started.node)
                 continue
-            case recorded.Agreed() | recorded.OtherEvent():
+            case recorded.Agreed() | recorded.Checked() | recorded.OtherEvent():
                 continue
         result.append(Entry(event.fields.at, kind, what))
     return result
+
+
+def _codes(checked: recorded.CheckedFields) -> set[str]:
+    return {problem.code for problem in checked.problems}
+
+
+def _describe_health(checked: recorded.CheckedFields) -> str:
+    if not checked.problems:
+        return "is healthy again"
+    return f"is not healthy: {', '.join(f'{problem.text} [{problem.code}]' for problem in checked.problems)}"

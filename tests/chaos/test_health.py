@@ -48,7 +48,8 @@ def fail(run: Trial, host: Host) -> None:
 def assert_waits(run: Trial, code: str) -> None:
     run.wait_for(f"[{code}]")
     wait_until(lambda: run.fact()["state"] == "waiting", 20, "ps shows that the run waits")
-    assert "waits for node-1 until" in ok(orch(run.lab, "events", "-i", run.inventory, run.run_id)).stderr
+    events = ok(orch(run.lab, "events", "-i", run.inventory, run.run_id))
+    assert "waits for node-1 until" in events.stderr and f"[{code}]" in events.stdout
 
 
 def end(lab: Lab, run: Trial) -> None:

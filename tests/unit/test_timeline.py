@@ -137,3 +137,14 @@ def test_the_first_failure_of_an_attempt_is_known_before_the_run_ends(end: dict[
     found = timeline.first_failures(events_of(*started(1000.0), end, later), HOSTS)
     assert failure in found[1] if failure else not found
     assert 2 not in timeline.first_failures(events_of(*started(1000.0), end, *started(1030.0, 2)), HOSTS)
+
+
+def test_a_host_with_a_problem_is_shown_once_with_the_problem() -> None:
+    def checked(at: float, *codes: str) -> dict[str, Any]:
+        return event("Checked", at, node=1, attempt=2, problems=[{"code": c, "text": f"{c} at {at}"} for c in codes])
+
+    answers = [checked(1003.0), checked(1004.0, "disk-full"), checked(1009.0, "disk-full"), checked(1014.0)]
+    shown = timeline.entries(events_of(*started(1000.0), *answers), HOSTS)[1:]
+    assert [(entry.at, entry.kind) for entry in shown] == [(1004.0, "change"), (1014.0, "change")]
+    assert "b is not healthy" in shown[0].what and "[disk-full]" in shown[0].what
+    assert "b is healthy again" in shown[1].what
