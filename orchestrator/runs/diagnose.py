@@ -122,13 +122,16 @@ def _may_be_of_others(finding: Finding) -> bool:
 
 
 def _add_failures(evidence: Mapping[str, Evidence], first: Mapping[int, tuple[str, Failure]]) -> dict[str, Evidence]:
-    """The evidence, with what the head has recorded of the first failures on hosts that could not be asked."""
-    silent: dict[str, Evidence] = {}
+    """The evidence, with what the head has recorded of first failures on hosts that could not be asked or record them.
+
+    A host with a full disk cannot.
+    """
+    result = dict(evidence)
     for attempt, (host, failure) in first.items():
-        if host not in evidence:
-            known = silent.setdefault(host, Evidence((), (), 0, ()))
-            silent[host] = replace(known, failures=(*known.failures, replace(failure, attempt=attempt)))
-    return {**evidence, **silent}
+        known = result.get(host, Evidence((), (), 0, ()))
+        if not any(other.attempt in (None, attempt) for other in known.failures):
+            result[host] = replace(known, failures=(*known.failures, replace(failure, attempt=attempt)))
+    return result
 
 
 def _name_lost(

@@ -228,6 +228,39 @@ def test_a_host_that_was_lost_first_is_known_although_the_head_of_that_time_is_o
     assert [(number, finding.code, finding.hosts) for number, finding in found.earlier] == [(1, code, hosts)]
 
 
+def test_a_full_disk_is_named_although_its_host_could_not_record_the_failure() -> None:
+    of_run = {"state": "waiting", "hosts": ["a", "b"], "nprocs": [1, 1], "team": 2, "ranks": 2}
+    exited = {**FAILURE, "what": "rank 1: exit code 1", "exit_code": 1, "rank": 1, "at": 4.0}
+    events = [*STARTED, {"event": "Failed", "fields": {"at": 4.0, "node": 1, "failure": exited}}]
+    texts = [
+        b"ddp-orch: b: the disk of /x has only 0 MiB left [disk-full]; not used until this is fixed\n",
+        b'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
+        b"RuntimeError: Connection closed by peer [10.0.0.2]:1234\n",
+    ]
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        known: dict[str, Any] = {"run": None}
+        if request["op"] == "evidence":
+            known = {"failures": [], "kernel": [], "oom_kills": 0, "dumps": []}
+        elif request["op"] == "record":
+            known = {"run": None, "spec": None, "exit": None, "events": events, "samples": []}
+        relay.result(request, known)
+
+    def answer_with_log(relay: Relay, request: dict[str, Any]) -> None:
+        if request["op"] not in ("evidence", "record"):
+            parts = [[0, 0, len(texts[0]), 5 * 10**9], [1, 0, len(texts[1]), 5 * 10**9]]
+            header = {"id": request["id"], "streams": ["1.run.err", "1.0.err"], "parts": parts}
+            relay.say(wire.DATA, header, b"".join(texts))
+        answer(relay, request)
+
+    dialer = Dialer(a=answer_with_log, b=answer)
+    fleet = Fleet(dialer, NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    decoded = {host: part_of(**of_run, node=node, host=host, first_rank=node) for node, host in enumerate("ab")}
+    found = diagnose.gather_and_diagnose(A_RUN["run_id"], decoded, {"a": 0, "b": 1}, HOSTS, fleet, Mask())
+    fleet.close()
+    assert [(number, one.code, one.hosts) for number, one in found.earlier] == [(1, "disk-full", ("b",))]
+
+
 def test_a_cause_is_less_sure_while_the_head_has_told_nothing_of_what_came_before() -> None:
     def answer(relay: Relay, request: dict[str, Any]) -> None:
         if request["op"] == "evidence":
