@@ -26,6 +26,9 @@ MAX_CONSEQUENCES = 64
 EVIDENCE_LINES = 6
 EVIDENCE_WIDTH = 600
 LAST_LINES = 3  # of a rank that ended without an error
+SHELL_CODES = 126  # from here on, exit codes are those of shells: no such command, or a signal
+FIND_EXIT = "Look for that exit in the script. If it is not there, run again with `ddp-orch up --debug`."
+RUN_AGAIN = "Run again with `ddp-orch up --debug`: torch and NCCL print more then."
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,12 @@ def _comes_first(silent: Exit, first: Suspect) -> bool:
 
 
 def _silent_end_finding(silent: Exit, scene: Scene, knowledge: Knowledge) -> Finding:
-    cause = knowledge.causes["unknown"]
-    message = f"{cause.meaning} Rank {silent.rank} ended first, with exit code {silent.code} and no error."
+    message, fix = f"Rank {silent.rank} ended first, with exit code {silent.code} and no error.", RUN_AGAIN
+    if silent.signal is None and silent.code < SHELL_CODES:
+        message += f" The script or a library ended it, as by sys.exit({silent.code}) or os._exit({silent.code})."
+        fix = FIND_EXIT
+    else:
+        message = f"{knowledge.causes['unknown'].meaning} {message}"
     hosts = (silent.host,) if silent.host else ()
     output = [line.text for line in scene.lines if line.rank == silent.rank and not knowledge.is_noise(line.text)]
     report = silent.line
@@ -158,7 +165,7 @@ def _silent_end_finding(silent: Exit, scene: Scene, knowledge: Knowledge) -> Fin
         words = scene.last_words_of(report.source, silent.rank)
         output = output or [word.text[:EVIDENCE_WIDTH] for word in words if not knowledge.is_noise(word.text)]
     evidence = (*output[-LAST_LINES:], *([report.text.strip()] if report is not None else []))
-    return Finding("error", "unknown", hosts, message, cause.fix, evidence, silent.rank, silent.at, "low")
+    return Finding("error", "unknown", hosts, message, fix, evidence, silent.rank, silent.at, "low")
 
 
 FAILURES = re.compile(
@@ -179,7 +186,7 @@ def _unknown(scene: Scene, knowledge: Knowledge) -> Finding:
     ][:FIRST_LINES]
     evidence = tuple(line.text[:EVIDENCE_WIDTH] for line in lines)
     if not lines:
-        return Finding("error", "unknown", (), cause.meaning, cause.fix, confidence="low")
+        return Finding("error", "unknown", (), cause.meaning, RUN_AGAIN, confidence="low")
     first = lines[0]
     host = scene.host_of(first)
     message = f"{cause.meaning} The first error is shown."

@@ -307,6 +307,19 @@ def test_a_signal_that_a_person_sent_after_another_rank_had_failed_is_no_cause()
     assert (found.code, found.hosts) == ("script-exception", ("c",))
 
 
+@pytest.mark.parametrize(("code", "by_itself"), [(3, True), (127, False)])
+def test_a_rank_that_ended_by_itself_without_a_word_is_to_be_looked_for_in_the_script(
+    code: int, by_itself: bool
+) -> None:
+    silent = {**of_rank_1(100.0, 1), "what": f"rank 1: exit code {code}", "said": None, "exit_code": code}
+    verdict = {**VERDICT, "first_failure": {**silent, "host": "b"}}
+    lines = [Line(99.0, "b", 1, "stdout", 1, "step 1")]
+    found = judge(lines, verdict, {"a": answer(), "b": answer(silent)}, {0: "a", 1: "b"}).findings[0]
+    assert (found.code, found.rank) == ("unknown", 1)
+    assert (f"sys.exit({code})" in found.message, "in the script" in found.fix) == (by_itself, by_itself)
+    assert "first error" not in found.fix
+
+
 def test_a_host_of_which_nothing_was_heard_is_lost() -> None:
     lost = {"host": "b", "node": 1, "rank": None, "what": "host lost", "at": 100.0, "lost": True}
     assert judged({**VERDICT, "state": "lost", "first_failure": lost}, a=answer()) == ("host-lost", ("b",), None)
