@@ -69,7 +69,7 @@ def diagnose(lines: Sequence[LogLine], record: RunRecord | None = None) -> Diagn
     roots = [exit_.rank for exit_ in scene.exits if exit_.root]
     ranked = tuple(
         replace(suspect, confidence=rate_confidence(suspect, suspects, scene))
-        for suspect in rank_suspects(suspects, roots)
+        for suspect in rank_suspects(suspects, roots, scene.record.first_rank)
     )
     findings = [_finding(suspect, scene, knowledge, "error") for suspect in ranked]
     silent = _find_silent_end(scene, knowledge)

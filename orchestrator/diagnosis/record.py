@@ -25,6 +25,8 @@ class RunRecord:
     stopped_by: str | None = None
     """Who stopped the run, where it did not fail."""
     failed_at: float | None = None
+    first_rank: int | None = None
+    """The rank that failed first, as the head saw it."""
     finished: Mapping[int, float] | None = None
     """When ranks ended with exit code 0."""
     stalled: bool = False

@@ -295,6 +295,7 @@ def diagnose_last_attempt(
         without_guard=without_guard,
         stopped_by=verdict.stopped_by if verdict.state == "killed" else None,
         failed_at=min((failure.at for _, failure in failures), default=None),
+        first_rank=first.rank if first else None,
         finished=_finished(answers, ranks, last),
         stalled=bool(first and first.stalled),
         same_code=same_code,
@@ -323,8 +324,9 @@ def diagnose_earlier_attempt(
 ) -> Finding:
     """Why an attempt failed before the run was restarted. `lost`: the host that the run lost first."""
     failures = _failures(answers, attempt)
-    failed_at = min((failure.at for _, failure in failures), default=None)
-    record = RunRecord(exits=_exits(failures), failed_at=failed_at, same_code=same_code, lost=lost)
+    first = min((failure for _, failure in failures), key=lambda failure: failure.at, default=None)
+    failed_at, rank = (first.at, first.rank) if first else (None, None)
+    record = RunRecord(_exits(failures), failed_at=failed_at, first_rank=rank, same_code=same_code, lost=lost)
     return diagnose(_lines_of_attempt(lines, answers, attempt), record).findings[0]
 
 

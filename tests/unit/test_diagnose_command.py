@@ -320,6 +320,16 @@ def test_a_rank_that_ended_by_itself_without_a_word_is_to_be_looked_for_in_the_s
     assert "first error" not in found.fix
 
 
+def test_of_ranks_with_the_same_error_the_one_that_the_record_names_is_blamed() -> None:
+    lines = [*raised(69.9, 1), *(line._replace(at=70.0, host="a", rank=0) for line in raised(69.9, 1))]
+    failures = {"a": answer({**of_rank_1(70.4, 1), "rank": 0}), "c": answer(of_rank_1(70.5, 1))}
+    verdict = {**VERDICT, "first_failure": {**of_rank_1(70.4, 1), "rank": 0, "host": "a"}}
+    found = judge(lines, verdict, failures, {0: "a", 1: "c"}).findings[0]
+    assert (found.rank, found.hosts) == (0, ("a", "c"))
+    other = [line._replace(text=line.text.replace("channel", "axis")) for line in lines[3:]]
+    assert judge([*lines[:3], *other], verdict, failures, {0: "a", 1: "c"}).findings[0].rank == 1, "another error"
+
+
 def test_a_host_of_which_nothing_was_heard_is_lost() -> None:
     lost = {"host": "b", "node": 1, "rank": None, "what": "host lost", "at": 100.0, "lost": True}
     assert judged({**VERDICT, "state": "lost", "first_failure": lost}, a=answer()) == ("host-lost", ("b",), None)
