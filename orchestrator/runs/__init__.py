@@ -42,6 +42,7 @@ forwarding   joins connections here to a port of a host
 receiving    downloads files (`fetch`)
 code_places  keeps files apart that different runs have written beside their code
 local_code   finds the line of a traceback in the files here
+missing_modules  says how to install a module that the ranks could not import
 kept_back    explains why a file from here was not sent
 diagnose     collects what the hosts know about a run, for orchestrator/diagnosis
 """

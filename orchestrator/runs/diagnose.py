@@ -28,7 +28,7 @@ from ..output.lines import Line
 from ..output.mask import Mask
 from ..output.pipeline import Sink
 from ..output.span import ALL, Span
-from . import kept_back, timeline
+from . import kept_back, missing_modules, timeline
 from .follow import LogFilter, View
 
 LINES = 100_000  # of all streams together
@@ -100,7 +100,7 @@ def gather_and_diagnose(
         earlier = tuple(cause for cause in earlier if cause[0] not in drained)
         evidence = _add_failures(evidence, failed_first)
         earlier = _name_lost(earlier, lost, failed_first, lines, evidence, same_code=same_code)
-    return replace(diagnosis, earlier=earlier)
+    return missing_modules.explain(replace(diagnosis, earlier=earlier), hosts)
 
 
 def _earlier_causes(

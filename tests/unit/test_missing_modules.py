@@ -1,0 +1,47 @@
+"""The advice of `diagnose` where the ranks could not import a module."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.diagnosis.causes import load_knowledge
+from orchestrator.diagnosis.engine import Diagnosis
+from orchestrator.inventory.model import parse
+from orchestrator.output.finding import Finding
+from orchestrator.runs import missing_modules
+
+KEYS = "hosts: [{name: a, python: /v/bin/python}, {name: b, container: {image: nvcr.io/x}}]"
+HOSTS = {host.name: host for host in parse(KEYS, "inventory.yaml").hosts}
+CODE = "script-import-error"
+FIX = load_knowledge().causes[CODE].fix
+MISSING = Finding("error", CODE, ("a",), "It is missing.", FIX, ("ModuleNotFoundError: No module named 'yaml.nodes'",))
+
+
+def fix_of(finding: Finding) -> str:
+    both = missing_modules.explain(Diagnosis((finding,), (), ((1, finding),)), HOSTS)
+    assert both.findings[0] == both.earlier[0][1]
+    return both.findings[0].fix
+
+
+def test_the_command_installs_the_package_of_a_missing_module() -> None:
+    assert "on a: `/v/bin/python -m pip install pyyaml`" in fix_of(MISSING)
+
+
+def test_in_a_container_it_belongs_into_the_image() -> None:
+    fix = fix_of(replace(MISSING, hosts=("b",)))
+    assert "image" in fix and "/v/bin" not in fix
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(MISSING, fix="Rename cuda.py."),
+        replace(MISSING, evidence=("ImportError: cannot import name 'x' from 'yaml'",)),
+        replace(MISSING, evidence=("ModuleNotFoundError: No module named 'a.b'; 'a' is not a package",)),
+        replace(MISSING, hosts=()),
+    ],
+)
+def test_other_advice_stays(other: Finding) -> None:
+    assert fix_of(other) == other.fix
