@@ -102,6 +102,14 @@ def test_an_array_that_no_host_could_hold_is_a_mistake_in_its_size(size: str, co
     assert find(raised(error), raised(PEER_LOST)).code == code
 
 
+def test_an_allocation_may_also_fail_at_a_limit_of_the_process() -> None:
+    found = find(raised("MemoryError"), raised(PEER_LOST))
+    assert found.code == "host-oom-killed"
+    assert "ulimit -v" in found.message and "ulimit -v" in found.fix
+    killed = diagnose(parse_logs([("log", "kernel: Out of memory: Killed process 77 (python)")])).findings[0]
+    assert "ulimit" not in killed.message
+
+
 @pytest.mark.parametrize(
     "error",
     [

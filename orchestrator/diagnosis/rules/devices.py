@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..scene import Scene
-from ..suspects import Suspect, Suspects, map_code
+from ..suspects import DECISIVE, Suspect, Suspects, map_code
 
 GIB = {"GiB": 1.0, "MiB": 1 / 1024, "GB": 1.0, "MB": 1 / 1024, "KiB": 1 / 1048576, "bytes": 1 / 1073741824}
 SIBLINGS = 16  # processes whose numbers are this close were started together
@@ -16,6 +16,14 @@ UNEXPLAINED = 1.5  # GiB that a GPU may hold beyond what the message lists befor
 FOREIGN_SHARE = 0.25  # of the process's own memory
 CLEARLY_FOREIGN = 4.0  # GiB
 MAX_HOST_MEMORY = 1 << 42  # bytes; no host has more
+NOT_ALLOCATED = (
+    "An allocation of main memory failed: the host had too little left, or a limit of the process is too low "
+    "(`ulimit -v`)."
+)
+FIND_MEMORY = (
+    "Compare `ulimit -v` and `free -g` on that host. Then raise the limit, or use less: fewer data-loader workers, "
+    "shorter samples, load on one rank or with mmap."
+)
 MIG = re.compile(r"\bMIG\b|MIG-")
 RANK_AS_DEVICE = re.compile(
     r"(?:set_device|\.cuda|\.to)\((?:args\.|self\.)?(?:global_)?rank\)|cuda:\{?(?:args\.|self\.)?(?:global_)?rank\b"
@@ -130,13 +138,14 @@ def _find_itself(text: str, processes: Mapping[int, float]) -> int:
 def check_allocation_size(suspects: Suspects, scene: Scene) -> Suspects:
     """An allocation that no host could ever grant is a mistake in its size, not a lack of memory.
 
+    Any other one that fails may lack the memory of the host, or have come to a limit of its process.
     After `add_rank_to_memory_kills`, which goes by the code that this rule changes.
     """
 
     def check(suspect: Suspect) -> Suspect:
         size = _asked_bytes(suspect.line.text)
         if size <= MAX_HOST_MEMORY:
-            return suspect
+            return suspect if suspect.level >= DECISIVE else replace(suspect, meaning=NOT_ALLOCATED, fix=FIND_MEMORY)
         why = f"it asked for {size >> 40} TiB of main memory, more than any host has: some size is wrong"
         fix = f"Correct the shape of what that line of the script makes: {size >> 40} TiB in one piece cannot be meant."
         return replace(suspect, code="script-exception", why=why, fix=fix)
