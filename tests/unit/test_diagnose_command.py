@@ -307,6 +307,17 @@ def test_a_signal_that_a_person_sent_after_another_rank_had_failed_is_no_cause()
     assert (found.code, found.hosts) == ("script-exception", ("c",))
 
 
+def test_a_killed_guard_leaves_no_process_to_be_stopped_by_hand() -> None:
+    killed = {"node": 1, "rank": None, "what": "the guard was killed", "at": 100.0, "gone": True, "attempt": 1}
+    said = Line(100.1, "a", None, "agent", 1, "ddp-orch: first failure: b: the guard was killed; stopping all nodes")
+    verdict = {**VERDICT, "first_failure": {**killed, "host": "b"}}
+    last = judge([said], verdict, {"a": answer(), "b": answer(killed)}, {0: "a", 1: "b"}).findings[0]
+    earlier = diagnose_run.diagnose_earlier_attempt([said], evidence({"b": answer(killed)}), 1, True)
+    for found in (last, earlier):
+        assert (found.code, found.hosts, found.confidence) == ("agent-killed", ("b",), "high")
+        assert "still be running" not in found.message and "remaining processes" not in found.fix
+
+
 @pytest.mark.parametrize(("code", "by_itself"), [(3, True), (127, False)])
 def test_a_rank_that_ended_by_itself_without_a_word_is_to_be_looked_for_in_the_script(
     code: int, by_itself: bool

@@ -13,6 +13,10 @@ from ..transcript import LogLine
 
 REPORTED = 93  # levels of what the rule here concludes
 SILENT_HEAD = ENDING + 15
+KILLED_GUARD = (
+    "The guard of ddp-orch on this host was killed. The ranks of this attempt were then stopped on all hosts."
+)
+FIND_KILLER = "Find out what killed it: the kernel for want of memory (`dmesg`), a clean-up script, or a person."
 NO_MAJORITY = "without it, the hosts that are left are no majority"
 CUT_OFF = (
     "The network cut this host off from the others, or the host stood still for a while. It did not go down: it logged "
@@ -46,8 +50,8 @@ def add_lost_host(suspects: Suspects, scene: Scene) -> Suspects:
     """
     own = scene.recorder_lines
     if killed := recorder_lines.find_killed_guard(own):
-        guard = Suspect("agent-killed", REPORTED, killed[1], None, killed[0], "high", "its guard was killed")
-        return (*suspects, guard)
+        guard = Suspect("agent-killed", REPORTED, killed[1], None, killed[0], "high")
+        return (*suspects, replace(guard, meaning=KILLED_GUARD, fix=FIND_KILLER))
     reported = recorder_lines.find_lost_host(own)
     host = scene.record.lost or (reported[0] if reported else None)
     silence = recorder_lines.find_silence(own, host)
