@@ -21,6 +21,17 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """Output that a full disk has kept out of the log."""
+
+    attempt: Attempt
+    writer: str
+    """Such as `rank 1` or `agent`."""
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
 class KernelLine:
     """A message of the host's kernel."""
 
@@ -79,6 +90,7 @@ class Evidence:
     """Kills at the memory limit of the user's control group; not all of them need be of this run."""
     dumps: tuple[DumpSummary, ...]
     finished: tuple[Finished, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ DRAINS = re.compile(
 )
 """The attempt ends because a host was drained; what other hosts say if that was the head."""
 
-DROPPED = re.compile(r"ddp-orch: \d+ bytes of output of .*, attempt (?P<attempt>\d+), were dropped: the disk was full$")
+SAYS_DROPPED = "ddp-orch: {size} bytes of output of {writer}, attempt {attempt}, were dropped: the disk was full"
+DROPPED = re.compile(SAYS_DROPPED.format(size=r"\d+", writer=".*", attempt=r"(?P<attempt>\d+)") + "$")
 FULL_DISK = re.compile(r"ddp-orch: (?P<host>\S+): .*\[disk-full\]")
 """What the head says of a host that has answered whether another attempt can run there."""
 

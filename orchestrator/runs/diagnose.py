@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from ..answers.evidence import EVIDENCE, PATHS, DumpSummary, Evidence, Waits
 from ..answers.recorded import RECORD, Event, Record
@@ -14,7 +14,7 @@ from ..diagnosis.dumps import Collective, Dump, Group
 from ..diagnosis.engine import Diagnosis, diagnose
 from ..diagnosis.exits import Exit
 from ..diagnosis.record import RunRecord
-from ..diagnosis.recorder_lines import DRAINS, attempt_of_dropped
+from ..diagnosis.recorder_lines import DRAINS, SAYS_DROPPED, attempt_of_dropped
 from ..diagnosis.transcript import LogLine, strip_torch_tags
 from ..diagnosis.uneven_resume import find_uneven_resume, with_uneven_resume
 from ..diagnosis.unfinished import diagnose_unfinished
@@ -362,6 +362,12 @@ def _lines_of_attempt(lines: Sequence[Line], answers: Mapping[str, Evidence], at
             LogLine(0, host, host, None, line.at, line.text, None, True, attempt)
             for line in answer.kernel
             if begun <= line.at < ended
+        ]
+        # the recorder says so too, once there is room for that
+        logged += [
+            LogLine(0, host, host, None, None, SAYS_DROPPED.format(**asdict(dropped)), None, True, attempt)
+            for dropped in answer.dropped
+            if dropped.attempt == attempt
         ]
     logged.sort(key=lambda line: line.at or 0.0)
     return [strip_torch_tags(line, number) for number, line in enumerate(logged)]

@@ -290,6 +290,8 @@ def test_a_full_disk_neither_stops_nor_fails_the_ranks_and_gaps_tell_what_was_lo
         assert 10e6 < sum(sizes) < 84e6
         assert parts[-1].start + sizes[-1] == 4800 * 65536  # gaps add up exactly
         said = run.journal()["1.run.out"].decode().splitlines()
+        (gap,) = run.hosts[0].session.request("evidence", {"run_id": run.run_id})["dropped"]
+        assert gap == {"attempt": 1, "writer": "rank 0", "size": 4800 * 65536 - sum(sizes)}
         assert [attempt for line in said if (attempt := attempt_of_dropped(line)) is not None] == [1]
         assert (run.folder() / "guard.err").read_text() == ""
 

@@ -248,6 +248,7 @@ def test_a_torchrun_that_a_signal_ended_after_a_rank_had_failed_is_not_blamed() 
 
 UNFIT = Line(101.0, "a", None, "agent", 1, "ddp-orch: b: the disk of /x has only 0 MiB left [disk-full]; not used")
 DROPPED = "ddp-orch: 1630 bytes of output of rank 1, attempt 1, were dropped: the disk was full"
+GAP = {"attempt": 1, "writer": "rank 1", "size": 1630}
 SAID_LATER = Line(120.0, "b", None, "agent", 2, DROPPED)
 
 
@@ -260,6 +261,9 @@ def test_a_full_disk_explains_a_rank_whose_last_words_it_took(said: Line) -> Non
     found = diagnose_run.diagnose_earlier_attempt(lines, answers, 1, True)
     assert (found.code, found.hosts, found.rank, found.confidence) == ("disk-full", ("b",), 1, "medium")
     assert said.text in found.evidence
+    kept_back = {**answer({**of_rank_1(100.0, 1), "said": None}), "dropped": [GAP]}
+    gap = diagnose_run.diagnose_earlier_attempt(lines[:3], evidence({"a": answer(), "b": kept_back}), 1, True)
+    assert (gap.code, gap.rank) == ("disk-full", 1) and DROPPED in gap.evidence
     raising = [line._replace(host="b") for line in raised(99.9, 1)]
     assert diagnose_run.diagnose_earlier_attempt([*lines, *raising], answers, 1, True).code == "script-exception"
 

@@ -12,10 +12,12 @@ The writer may be killed between any two instructions: bytes are moved by splice
 segment and never only in memory, and the segment's length, not the index, says how far it came.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
 import struct
+import sys
 import time
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
@@ -102,6 +104,22 @@ def segments(folder: str) -> Dict[Stream, List[Segment]]:
     for parts_of in by_stream.values():
         parts_of.sort()
     return by_stream
+
+
+def gaps(folder: str) -> Dict[Stream, int]:
+    """The bytes of each stream that are not in the journal, because the disk was full."""
+    missing: Dict[Stream, int] = {}
+    for stream, parts in segments(folder).items():
+        gap = sum(max(0, parts[number].start - _end(parts[number - 1])) for number in range(1, len(parts)))
+        if gap:
+            missing[stream] = gap
+    return missing
+
+
+def _end(part: Segment) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return part.start + os.stat(part.path + ".seg").st_size
+    return sys.maxsize  # the recorder has just dropped it, as the oldest
 
 
 def trim(folder: str, limit: int) -> Dict[Stream, int]:

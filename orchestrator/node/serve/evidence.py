@@ -5,7 +5,7 @@ import glob
 import os
 import re
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 from ..host import state
 from ..host.run_command import answers_of, output_of
@@ -18,6 +18,7 @@ KERNEL = re.compile(
 MOST_KERNEL_LINES = 40
 DUMPS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")
 MOST_DUMPS = 16
+MOST_DROPPED = 64  # writers of attempts
 OUTPUTS = re.compile(r"/[0-9a-f]{12}/out/([^/]+)/(.+)")  # in an output folder: host's id, name of the run, file
 SLACK = 5.0  # s before the record of a run that still count as its time
 
@@ -36,6 +37,7 @@ def gather(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "finished": ((ended or {}).get("outcome") or {}).get("finished", []),
         "kernel": _kernel(since),
         "oom_kills": _oom_kills(),
+        "dropped": _dropped(folder),
         "dumps": _dumps(dict(os.environ, **spec.get("env", {})), since),
         "clock": time.time(),
     }
@@ -58,6 +60,18 @@ def paths(arguments: Dict[str, Any]) -> Dict[str, Any]:
         questions[path] = functools.partial(facts.unreadable, os.path.join(spec["cwd"], place))
     answers = answers_of(questions, facts.FILES_WINDOW)
     return {"paths": {path: answers.get(path, "its file system does not answer") for path in questions}}
+
+
+def _dropped(folder: str) -> List[Dict[str, Any]]:
+    """The output that a full disk has kept out of the journal. The recorder's own line about it needs room too."""
+    from ..recorder import journal  # other requests do not need it
+
+    gaps: Dict[Tuple[int, str], int] = {}
+    for stream, size in journal.gaps(os.path.join(folder, "log")).items():
+        key = stream.attempt, stream.writer
+        gaps[key] = gaps.get(key, 0) + size
+    newest = sorted(gaps.items())[-MOST_DROPPED:]
+    return [{"attempt": attempt, "writer": writer, "size": size} for (attempt, writer), size in newest]
 
 
 def _kernel(since: float) -> List[Dict[str, Any]]:
