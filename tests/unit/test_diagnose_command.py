@@ -260,10 +260,10 @@ def test_a_full_disk_explains_a_rank_whose_last_words_it_took(said: Line) -> Non
     answers = evidence({"a": answer(), "b": answer({**of_rank_1(100.0, 1), "said": None})})
     found = diagnose_run.diagnose_earlier_attempt(lines, answers, 1, True)
     assert (found.code, found.hosts, found.rank, found.confidence) == ("disk-full", ("b",), 1, "medium")
-    assert said.text in found.evidence
+    assert found.evidence[0].startswith(said.text[:20])
     kept_back = {**answer({**of_rank_1(100.0, 1), "said": None}), "dropped": [GAP]}
     gap = diagnose_run.diagnose_earlier_attempt(lines[:3], evidence({"a": answer(), "b": kept_back}), 1, True)
-    assert (gap.code, gap.rank) == ("disk-full", 1) and DROPPED in gap.evidence
+    assert (gap.code, gap.rank) == ("disk-full", 1) and "1630 bytes" in gap.evidence[0]
     raising = [line._replace(host="b") for line in raised(99.9, 1)]
     assert diagnose_run.diagnose_earlier_attempt([*lines, *raising], answers, 1, True).code == "script-exception"
 
