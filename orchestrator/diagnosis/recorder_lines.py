@@ -1,4 +1,7 @@
-"""Find the lines that ddp-orch's recorder writes into a log. They only repeat others, so they prove no cause. Pure."""
+"""Find the lines that ddp-orch's recorder writes into a log. Pure.
+
+They only repeat others, so they prove no cause, but for lost hosts, killed guards and full disks.
+"""
 
 from __future__ import annotations
 
