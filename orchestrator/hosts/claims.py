@@ -114,7 +114,7 @@ def verdict_of(
 
     `nodes`: the node number of each host, from the plan or from checked claims; other hosts are ignored.
     `without_record`: hosts that answer and have deleted the record of the run. A head that did so knew that it had
-    ended, so the word of another host is enough.
+    ended, so the word of another host is enough. For a run that was stopped while it waited, see `_stopped_part`.
     """
     verdicts = {
         nodes[host]: part.verdict
@@ -123,10 +123,33 @@ def verdict_of(
     }
     if not verdicts:
         return None
-    head = head_of(parts[host] for host in nodes if host in parts)
+    known = {nodes[host]: part for host, part in parts.items() if host in nodes}
+    stopped = _stopped_part(known)
+    if stopped is not None:
+        return stopped.verdict
+    head = head_of(known.values())
     node = head if head in verdicts else min(verdicts)
     head_is_done = any(nodes.get(host) == head for host in without_record)
     return verdicts[node] if node == head or head_is_done or verdicts[node].state != "succeeded" else None
+
+
+def _stopped_part(parts: Mapping[int, Part]) -> Part | None:
+    """The part that knows that the run was stopped, if the others were stopped or lost. `parts`: by node number.
+
+    A host that was off when the run was stopped, perhaps the head, finds nobody after it boots: there the run was lost.
+    In a newer attempt, it would have gone on instead.
+    """
+    stayed = {node: part for node, part in parts.items() if not part.has_left}
+    if any(part.state not in ("killed", "lost") for part in stayed.values()):
+        return None
+    head = head_of(parts.values())
+    newest = max((part.attempt for part in stayed.values()), default=0)
+    stopped = [
+        node
+        for node, part in stayed.items()
+        if part.verdict and part.verdict.state == "killed" and part.attempt == newest
+    ]
+    return stayed[min(stopped, key=lambda node: (node != head, node))] if stopped else None
 
 
 ABANDONED = "no host has a guard of the run any more. All were rebooted, or all processes of the user were killed there"
@@ -143,6 +166,9 @@ def state_of_run(parts: Collection[Part]) -> tuple[Part, str, int]:
 
     Only the head knows the state of the whole run. Without its answer, an unfinished part makes the run unfinished.
     """
+    stopped = _stopped_part({part.node: part for part in parts})
+    if stopped is not None:
+        return stopped, stopped.state, stopped.attempt
     head = head_of(parts)
     first = min(parts, key=lambda part: (part.node != head, part.has_left, part.node))
     state, attempt = first.state, first.attempt

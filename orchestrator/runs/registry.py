@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..answers.fields import UNFINISHED
 from ..answers.ledger import EndedRun
-from ..answers.runs import LIST, OtherUsersRun, Part, RunList, Waits, WarmPython
+from ..answers.runs import LIST, OtherUsersRun, Part, RunList, Verdict, Waits, WarmPython
 from ..errors import OrchError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, Results
@@ -96,9 +96,14 @@ class Run:
         return self._first.script
 
     @property
+    def verdict(self) -> Verdict | None:
+        """How it ended; None: it is not over, or no host that answered knows."""
+        return None if self.unfinished else claims.verdict_of(self.parts, self.nodes)
+
+    @property
     def stopped_by(self) -> str | None:
         """Who or what stopped it; None: nobody has, or it is not over."""
-        return self._first.verdict.stopped_by if self._first.verdict else None
+        return self.verdict.stopped_by if self.verdict else None
 
     @property
     def grace(self) -> float:
@@ -112,8 +117,13 @@ class Run:
 
     @property
     def ended_at(self) -> float | None:
-        """Unix time, seconds, by the clock of the host that ended last; None if none has."""
-        return max((part.ended_at for part in self.parts.values() if part.ended_at is not None), default=None)
+        """Unix time, seconds, by the clock of the host that ended last; None if none has.
+
+        A host that was off then ends later, and with another verdict, as it finds nobody of the run any more.
+        """
+        ended = [part for part in self.parts.values() if part.ended_at is not None]
+        agreed = [part for part in ended if part.verdict == self.verdict]
+        return max((part.ended_at for part in agreed or ended if part.ended_at is not None), default=None)
 
     @property
     def ranks(self) -> int:

@@ -9,7 +9,6 @@ from typing import Literal
 
 from ..answers import recorded
 from ..answers.runs import Failure
-from ..hosts import claims
 from ..output.console import fold
 from .registry import Run
 
@@ -45,7 +44,7 @@ def history(run: Run, record: recorded.Record | None) -> list[Entry]:
     known = entries(events, [node.host for node in spec.nodes] if spec else run.hosts)
     if not known and run.attempt and (started := _unix_time(run.started_at)) is not None:
         known = [Entry(started, "attempt", "attempt 1 started")]
-    verdict = None if run.unfinished else claims.verdict_of(run.parts, run.nodes)
+    verdict = run.verdict
     if verdict is None:
         return known
     newest = max((place for place, entry in enumerate(known) if entry.kind == "attempt"), default=0)

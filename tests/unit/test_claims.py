@@ -186,6 +186,29 @@ def test_the_head_tells_how_a_run_ended_and_nobody_else_that_it_succeeded() -> N
     assert claims.verdict_of({"a": part_of()}, nodes) is None
 
 
+STOPPED = {"state": "killed", "verdict": {"state": "killed", "stopped_by": "ann@laptop"}, "ended_at": 10.0}
+GAVE_UP = {"state": "lost", "verdict": {"state": "lost"}, "ended_at": 90.0}
+BOOTED = {"state": "lost"}
+
+
+@pytest.mark.parametrize("late", [GAVE_UP, BOOTED], ids=["that gave up", "without a guard"])
+@pytest.mark.parametrize("off", [0, 1], ids=["head", "other"])
+def test_a_host_that_boots_after_a_run_was_stopped_changes_nothing(off: int, late: dict[str, Any]) -> None:
+    parts = {GOOD[off]: part(off, GOOD, **late), GOOD[1 - off]: part(1 - off, GOOD, **STOPPED)}
+    (run,) = listing(**{host: [said] for host, said in parts.items()}).runs
+    assert (run.state, run.ended_at, run.stopped_by) == ("killed", 10.0, "ann@laptop")
+    verdict = claims.verdict_of(decoded(parts), {"good1": 0, "good2": 1})
+    assert verdict is not None and verdict.state == "killed"
+
+
+def test_a_host_that_was_stopped_while_it_was_cut_off_does_not_end_the_run_of_the_others() -> None:
+    cut_off = part(1, GOOD, **STOPPED)
+    (run,) = listing(good1=[part(0, GOOD, attempt=2)], good2=[cut_off]).runs
+    assert run.state == "running" and run.stopped_by is None
+    (run,) = listing(good1=[part(0, GOOD, **GAVE_UP, attempt=2)], good2=[cut_off]).runs
+    assert (run.state, run.ended_at) == ("lost", 90.0)
+
+
 def test_the_end_of_a_drained_host_is_not_that_of_the_run() -> None:
     nodes = {"a": 0, "b": 1, "c": 2}
     drained = replace(part_of(state="stopped"), verdict=Verdict("stopped", stopped_by="ann@laptop", left=True))
