@@ -18,6 +18,7 @@ import pytest
 from golden_files import assert_message
 from lab.waiting import wait_until
 from local_runs import Run, Runs, changed_program, local_runs
+from test_rejoin import lose
 
 from orchestrator.hosts.node_program import node_program
 from orchestrator.node.gang import gang_orders
@@ -98,6 +99,28 @@ def test_a_lost_head_is_told_of_by_one_of_the_others(runs: Runs, webhook: Webhoo
     (posted,) = webhook.posted
     assert list(posted) == ["text"]
     assert_message("notify-head-lost", posted["text"], RUN=run.run_id)
+
+
+@pytest.mark.parametrize(("head_lost", "lost"), [("stop", [0]), ("elect", [0, 1])])
+def test_the_host_that_told_that_a_run_waits_tells_that_it_was_stopped(
+    runs: Runs, tmp_path: Path, head_lost: str, lost: list[int]
+) -> None:
+    news, never = tmp_path / "news", "import time; print('ready', flush=True); time.sleep(600)"
+    options = f"max_restarts: 1, lease: 2, rejoin_timeout: 60, nnodes: 3, head_lost: {head_lost}"
+    run = runs.start(never, nproc=(1, 1, 1), options=options, notify={"command": f"cat >> {news}"})
+    for node in range(3):
+        run.wait_for("ready", f"1.{node}.out", node)
+    for node in lost:
+        lose(run, node)
+
+    def states() -> list[str]:
+        return [json.loads(line)["state"] for line in news.read_text().splitlines()] if news.exists() else []
+
+    wait_until(lambda: "waiting" in states(), 40, "somebody tells that it waits")
+    for node in sorted({0, 1, 2} - {*lost}):
+        assert run.stop(node, grace=1.0)["remaining"] == []
+    wait_until(lambda: states()[-1] == "killed", 20, "and that it was stopped")
+    assert states() == ["waiting", "killed"]
 
 
 def is_told(run: Run) -> bool:

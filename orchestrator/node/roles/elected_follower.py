@@ -127,7 +127,8 @@ class ElectedFollower(WorkerLink):
         self._voter.missed, self._voter.head_answered = [], False
         self._recorder.permit(until - clock())
         if self._fenced and not self._ended:
-            self._fenced, self._missing = False, []
+            self._fenced = self._has_told = False
+            self._missing = []
             self._show(None)
             self._recorder.say("%s is the head" % self._head_host)
 

@@ -49,6 +49,7 @@ class WorkerLink(ClusterLink):
         self._began = self._heard_at = time.monotonic()
         self._joined = False
         self._fenced = False  # nothing of the head for a lease
+        self._has_told = False  # that the run waits, since it heard the head last
         self._ended = False
         self._node_rank: Optional[int] = None  # in the newest attempt
         self._saved = saved_line.Watch(recorder.folder)
@@ -143,7 +144,7 @@ class WorkerLink(ClusterLink):
         self._heard_at = max(self._heard_at, time.monotonic() - age)
         self._recorder.permit(self._lease - age)
         if self._fenced and not self._ended:
-            self._fenced = False
+            self._fenced = self._has_told = False
             self._show(None)
             self._recorder.say("the head (%s) is back" % self._head_host)
 
@@ -332,7 +333,10 @@ class WorkerLink(ClusterLink):
             "stopped_by": by,
             "attempt": status["attempt"],
         }
-        self._tell_for_the_head("lost")
+        if by and self._has_told:
+            self._notify("killed", None)
+        else:
+            self._tell_for_the_head("lost")
         self._recorder.command({"do": "end", "verdict": verdict})
 
     def _head_lost(self) -> Dict[str, Any]:
@@ -357,5 +361,9 @@ class WorkerLink(ClusterLink):
         here = self._spec["nodes"][self._spec["node"]]["host"]
         report = self._head_lost()
         report["what"] = "%s, reported by %s" % (report["what"], here)
-        message = notify.message(self._spec, label, status["attempt"], report)
+        self._has_told = True
+        self._notify(label, report)
+
+    def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
+        message = notify.message(self._spec, label, self._recorder.reported["attempt"], failure)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
