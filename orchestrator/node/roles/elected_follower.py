@@ -207,7 +207,14 @@ class ElectedFollower(WorkerLink):
         return dict(lost, host=self._host(first), node=first, what="host lost%s: no majority is left" % also)
 
     def _tells(self) -> bool:
-        return self._voter.is_first_reached if self._voter.unreached else super()._tells()
+        if not self._voter.unreached:
+            return super()._tells()
+        return self._voter.is_first_reached and not self._is_stranger
+
+    @property
+    def _is_stranger(self) -> bool:
+        """Whether this host was booted, and has had no head since: the run may have been stopped meanwhile."""
+        return bool(self._recorder.reported["restarted"]) and self._voter.state.permit_until == float("-inf")
 
     def _tell_for_the_head(self, label: str) -> None:
         if label != "waiting":  # the next head tells what follows

@@ -55,6 +55,7 @@ class HeadLink(ClusterLink):
         self._shown: Tuple[Any, ...] = ()
         self._tick_at = self._beat_at = 0.0
         self._answered = False
+        self._has_met = len(self._spec["nodes"]) == 1  # whether another node has joined, if there are others
         self._team_requests: Set[str] = set()  # requests that the gang has decided on
         self._silence = RankSilence(self._spec, recorder.say, self._notify)
         self._losses = LossWatch(recorder.folder, recorder.notify, self._notify)
@@ -119,6 +120,7 @@ class HeadLink(ClusterLink):
         if old is not None:
             old.close()
         self._nodes[number] = link
+        self._has_met = len(self._spec["nodes"]) == 1  # whether another node has joined, if there are others
         self._told.discard(number)
         self._informed[number] = 0
         self._watch.join(number, link.heard_at)
@@ -411,6 +413,8 @@ class HeadLink(ClusterLink):
             self._notify(state.verdict["state"], state.verdict["first_failure"])
 
     def _notify(self, label: str, failure: Optional[Dict[str, Any]] = None, drained: Sequence[str] = ()) -> None:
+        if label in ("waiting", "lost") and self._recorder.reported["restarted"] and not self._has_met:
+            return  # this host was booted, and the others may have ended the run meanwhile
         message = notify.message(self._spec, label, self._log.committed.attempt, failure, drained)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
 
