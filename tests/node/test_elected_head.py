@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +176,28 @@ def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any, lost
     wait_until(lambda: "was lost" in heard.read_text(), 30, "the last message")
     assert re.findall(r"\"state\": \"(\w+)", heard.read_text()) == ["waiting", "lost"]
     assert heard.read_text().count(f"as was {names[1]}") == 4  # twice in each message
+
+
+def senders(folder: Path) -> list[str]:
+    """The processes that send a message from hosts in this folder."""
+    commands = [processes.command(pid) for pid in processes.pids()]
+    return [command for command in commands if str(folder) in command and command.endswith(" notify")]
+
+
+def test_the_loss_of_the_majority_is_told_once_though_the_last_hosts_give_up_one_after_the_other(
+    runs: Runs, tmp_path: Any
+) -> None:
+    """The old head gives up first. It has had no majority for longer than the other host had a head."""
+    heard = tmp_path / "heard"
+    options, notify = electing("auto", lease=4, rejoin_timeout=14), {"command": f"cat >> {heard}"}
+    run = runs.start(WORK, str(tmp_path / "never"), nproc=(1,) * 4, options=options, notify=notify)
+    everybody_works(run, 1, 0, 1, 2, 3)
+    for node in (2, 3):
+        lose(run, node)
+    for node in (0, 1):
+        wait_until(lambda node=node: run.record("exit.json", node), 60, "the last hosts give up")
+    wait_until(lambda: not senders(tmp_path), 20, "no message is on its way")
+    assert re.findall(r"\"state\": \"(\w+)", heard.read_text()) == ["waiting", "lost"]
 
 
 def add(runs: Runs, run: Run, head: int) -> None:

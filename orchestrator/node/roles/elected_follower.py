@@ -207,9 +207,12 @@ class ElectedFollower(WorkerLink):
         return dict(lost, host=self._host(first), node=first, what="host lost%s: no majority is left" % also)
 
     def _tells(self) -> bool:
-        if not self._voter.unreached:
+        """Without a majority, the first host that waits for it does. The last to give up reaches nobody any more."""
+        missing = self._missing or self._voter.unreached
+        if not missing:
             return super()._tells()
-        return self._voter.is_first_reached and not self._is_stranger
+        left = self._voter.state.voters.difference(missing)
+        return min(left, default=None) == self._spec["node"] and not self._is_stranger
 
     @property
     def _is_stranger(self) -> bool:

@@ -96,11 +96,6 @@ class Voter:
         return isinstance(action, (Send, Permit))
 
     @property
-    def is_first_reached(self) -> bool:
-        """Whether it comes first among the nodes that answered in its last round."""
-        return min(self._answered | {self.state.config.node}) == self.state.config.node
-
-    @property
     def epoch(self) -> int:
         return self.state.ballot.epoch
 
