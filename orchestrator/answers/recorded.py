@@ -120,6 +120,8 @@ class Spec:
     grace: Any = None
     max_restarts: Any = None
     min_nodes: Any = None
+    head_lost: Any = None
+    rejoin_timeout: Any = None
     stall_timeout: Any = None
     interface: Any = None
     ports: Any = None

@@ -11,6 +11,7 @@ from typing import Any
 from ..answers.recorded import RECORD, Record, Spec
 from ..inventory import advice
 from ..inventory.model import Inventory
+from ..inventory.recovery import MIN_VOTERS
 from ..output.console import number_of
 from ..output.lines import Mask, presentable, rfc3339, whole_seconds
 from ..plan import accelerate
@@ -84,6 +85,8 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
         "workdir": spec.workdir if spec else None,
         "code": _code(code, started.code if started else "") if code else None,
         "max_restarts": spec.max_restarts if spec else None,
+        "head": next((host for host, number in run.all_nodes.items() if number == run.head), None),
+        "if_head_lost": _if_head_lost(run, spec) if spec else None,
         "ranks": {host: [part.first_rank, part.nproc] for host, part in run.parts.items() if host not in run.left},
         "first_failure": shown(failure) if (failure := _first_failure(run, record)) else None,
         "events": [{"at": rfc3339(entry.at), "kind": entry.kind, "what": shown(entry.what)} for entry in events],
@@ -93,6 +96,28 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
             if record.folder
         },
     }
+
+
+HEAD_LOST = {
+    "elect": "if it is lost, the others elect another head",
+    "wait": "if it is lost, the others wait for it",
+    "end": "if it is lost, the run ends",
+}
+
+
+def _if_head_lost(run: registry.Run, spec: Spec) -> str | None:
+    """What the others do, by a key of HEAD_LOST. None: there are no others, or the run is over."""
+    members = [host for host in run.all_nodes if host not in run.left]
+    if not run.unfinished or len(members) == 1:
+        return None
+    if spec.head_lost == "elect" and len(members) >= MIN_VOTERS:
+        return "elect"
+    return "wait" if spec.rejoin_timeout else "end"
+
+
+def _describe_head(page: Mapping[str, Any]) -> str | None:
+    then = page["if_head_lost"]
+    return f"{page['head']}; {HEAD_LOST[then]}" if then and page["head"] else None
 
 
 def _code(code: Mapping[str, Any], folder_here: str) -> dict[str, Any]:
@@ -148,6 +173,7 @@ def _lines(
         "Run": page["run_id"] if page["name"] == page["run_id"] else f"{page['name']} ({page['run_id']})",
         "State": page["state"] + attempts,
         "Waits for": page["waits"] and waiting.describe(**page["waits"]),
+        "Head": _describe_head(page),
         "Started": f"{whole_seconds(page['started_at'])} by {page['by']}",
         "Ended": page["ended_at"] and whole_seconds(page["ended_at"]),
         "First failure": page["first_failure"],

@@ -329,7 +329,7 @@ _RUN = _section(
         "head_lost",
         choice("auto", "elect", "stop"),
         "auto",
-        "elect: others elect a new head; stop: they do not; auto: elect if three can vote",
+        "elect: others elect a new head; stop: they do not; auto: elect if 3 start a run",
     ),
     Key("witness", maybe(witness_kind(WITNESS)), None, "a machine that only votes for a new head; null: none"),
     Key(

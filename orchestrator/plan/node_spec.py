@@ -9,7 +9,7 @@ from ..answers.facts import Facts, Python
 from ..answers.operation import Arguments
 from ..inventory import container
 from ..inventory.model import Notify
-from ..inventory.recovery import elects
+from ..inventory.recovery import can_become_electing, elects
 from . import launchers
 from .plan import Code, Node, Plan, gets_code, processes
 
@@ -65,7 +65,7 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
         "tie": plan.tie,
         "snapshot_signal": run.snapshot_signal,
         "rank_0_on_head": run.rdzv.backend == "static",
-        "head_lost": "elect" if elects(plan.inventory, len(plan.nodes)) else "stop",
+        "head_lost": "elect" if _is_electing(plan) else "stop",
         "autostart": run.autostart,
         "resume": run.resume,
         "resume_limit": run.resume_limit,
@@ -80,6 +80,11 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
 def _node_of_spec(plan: Plan, node: Node) -> Arguments:
     ranks = {"nproc": processes(plan, node), "ranks": node.nproc}
     return {"host": node.host.name, **ranks, "spare": node.host.spare, "witness": node.host.witness}
+
+
+def _is_electing(plan: Plan) -> bool:
+    """Whether the nodes elect another head, if only after a host is added."""
+    return elects(plan.inventory, len(plan.nodes)) or can_become_electing(plan.inventory, len(plan.nodes))
 
 
 def _preload(plan: Plan, torch: str | None) -> tuple[str, ...]:
@@ -102,7 +107,7 @@ def private(plan: Plan, number: int, *, run_key: bytes, secrets: Mapping[str, st
     A witness never does, and has no ranks that need the secrets.
     """
     is_witness = plan.nodes[number].host.witness
-    is_electing = elects(plan.inventory, len(plan.nodes))
+    is_electing = _is_electing(plan)
     may_notify = not is_witness and (is_electing or _may_notify(plan, number))
     notify = plan.inventory.notify if may_notify else None
     return {

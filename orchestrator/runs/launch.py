@@ -29,7 +29,7 @@ from ..output.console import all_but, fold, fold_messages, number_of, size
 from ..output.finding import Finding
 from ..output.lines import rfc3339
 from ..output.terminal import one_line
-from ..plan import description, job_limit, node_spec
+from ..plan import description, job_limit, losses, node_spec
 from ..plan import plan as planning
 from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
@@ -156,6 +156,8 @@ def _drop_unreachable(plan: Plan, probed: Results[Any], context: LaunchContext) 
         raise _launch_error(probed, _count_unable(probed, plan), plan, _advise_start_without(plan, probed, context))
     for line in fold_failures(probed.failed):
         context.warn(f"starting without {line}")
+    for warning in losses.warn_of_fewer(plan, smaller):
+        context.warn(warning)
     return smaller
 
 

@@ -16,7 +16,9 @@ from ..errors import FindingsError, OrchError, UsageError
 from ..hosts.fleet import Fleet
 from ..hosts.node_program import node_program
 from ..hosts.session import Session
+from ..inventory import advice
 from ..inventory.model import Host, Inventory
+from ..inventory.recovery import MIN_VOTERS, elects
 from ..plan import newcomer
 from ..plan import plan as planning
 from . import probe as preflight
@@ -63,6 +65,21 @@ def add(
         with contextlib.suppress(OrchError):
             at_head.request(DRAIN, {"run_id": run.run_id, "node": number, "by": by})
         raise
+    if before := _describe_no_election(run, head, inventory, blueprint):
+        warn(before)
+
+
+def _describe_no_election(run: Run, head: Host, inventory: Inventory, blueprint: Blueprint) -> str:
+    """If the run has enough hosts for an election only now, which is too late for it; "" otherwise."""
+    at_start = [node for node in blueprint.spec.nodes if not node.added]
+    count = len(run.hosts) - len(run.left) + 1
+    if blueprint.spec.head_lost == "elect" or elects(inventory, len(at_start)) or not elects(inventory, count):
+        return ""
+    restart = advice.command("restart", run.run_id, inventory=inventory.path)
+    return (
+        f"run {run.run_id} elects no head, because it began on fewer than {MIN_VOTERS} hosts: if {head.name}, its "
+        f"head, is lost, the run waits for it. To elect one, start the run again: {restart}"
+    )
 
 
 def _check_run(run: Run, host: Host, blueprint: Blueprint) -> None:

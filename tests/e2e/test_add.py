@@ -31,8 +31,9 @@ def test_the_next_attempt_of_a_run_takes_a_host_that_was_added(lab3: Lab) -> Non
     wait_until(lambda: len(lines_of(lab3, inventory, run_id, "--grep", "of 2")) == 2, 60, "the run has begun")
     ok(orch(lab3, "add", "-i", inventory, run_id, "node-1"), 2)
     ok(orch(lab3, "add", "-i", inventory, run_id, "node-7"), 2)
-    answer = json.loads(ok(orch(lab3, "add", "-i", inventory, "--json", run_id, "node-2")).stdout)
-    assert answer == {"run_id": run_id, "host": "node-2"}
+    added = ok(orch(lab3, "add", "-i", inventory, "--json", run_id, "node-2"))
+    assert json.loads(added.stdout) == {"run_id": run_id, "host": "node-2"}
+    assert "no head" in added.stderr  # three hosts that start a run would elect one
     (run,) = json.loads(ok(orch(lab3, "ps", "-i", inventory, "--json")).stdout)
     assert [(node["host"], node["node_rank"]) for node in run["nodes"]] == [
         ("node-0", 0),
@@ -47,6 +48,27 @@ def test_the_next_attempt_of_a_run_takes_a_host_that_was_added(lab3: Lab) -> Non
     ]
     wait_until(lambda: not guards(lab3), 15, "the guards have gone")
     assert_clean(lab3, run_id)
+
+
+def test_a_run_that_began_without_a_host_elects_a_head_after_it_was_added(lab3: Lab) -> None:
+    run = {"launcher": "direct", "nnodes": "2:3", "max_restarts": 1, "head_lost": "elect", "lease": 3}
+    inventory = lab3.inventory(run=run)
+    lab3.hosts[2].crash()
+    begun = ok(orch(lab3, "up", inventory, "-d", "--", script(lab3, WORK), "x"))
+    run_id = begun.stdout.splitlines()[0]
+    assert "head, node-0, is lost" in begun.stderr
+    describe = ("describe", run_id, "--json")
+    assert json.loads(ok(orch(lab3, *describe)).stdout)["if_head_lost"] == "wait"
+    lab3.hosts[2].boot()
+    added = ok(orch(lab3, "add", "-i", inventory, run_id, "node-2"))
+    assert "no head" not in added.stderr
+    assert json.loads(ok(orch(lab3, *describe)).stdout)["if_head_lost"] == "elect"
+    assert re.search("Head: +node-0; .*elect", ok(orch(lab3, "describe", run_id)).stdout)
+    lab3.hosts[0].crash()
+    wait_until(lambda: "attempt 2 started" in orch(lab3, "events", run_id).stdout, 60, "the others continue")
+    assert json.loads(orch(lab3, *describe).stdout)["head"] == "node-1"
+    lab3.hosts[0].boot()
+    ok(orch(lab3, "kill", "-i", inventory, "--grace", "0", run_id))
 
 
 def test_top_shows_a_host_that_is_added_meanwhile(lab3: Lab) -> None:

@@ -101,9 +101,7 @@ class Gang:
         self._tell()
 
     def _tell(self) -> None:
-        head = self.node.state.head
-        heads = [head] if head is not None else range(self.node.config.voters) if self.node.is_unknown else []
-        for number in heads:
+        for number in self.node.heads():
             if number != self.node.number:
                 self.node.world.send(self.node.number, number, ("status", self.node.guard.status()))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.node.gang import election, election_state
-from orchestrator.node.gang.election_state import Ballot, Config, Entry, Role, first_ballot
+from orchestrator.node.gang.election_state import FIRST_EPOCH, Ballot, Config, Entry, Role, first_ballot
 from orchestrator.node.gang.gang_state import FAILURE_GRACE
 
 from .rules import Violation
@@ -174,7 +175,16 @@ class Node:
     @property
     def is_unknown(self) -> bool:
         """It was added, and the run was over before it knew of it. Its guard then gives up by itself."""
-        return self.number >= self.config.voters and not self.state.log and not self.is_known
+        return self.number >= self.config.nodes and not self.state.log and not self.is_known
+
+    def heads(self) -> Sequence[int]:
+        """Whom it takes for the head. One that does not vote gets no beats until it has reached the first head."""
+        if self.state.head is not None:
+            return [self.state.head]
+        if self.is_unknown:
+            return range(self.config.nodes)
+        dials = self.state.ballot.epoch == FIRST_EPOCH and self.number not in self.state.voters
+        return self.config.candidates[:1] if dials else ()
 
     # its clock
 

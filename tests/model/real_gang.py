@@ -40,7 +40,7 @@ class RealGang(Gang):
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        voters, size = node.config.voters, node.world.team_size
+        voters, size = node.config.nodes, node.world.team_size
         nodes = [
             {
                 "host": f"node-{number}",
@@ -206,9 +206,7 @@ class RealGang(Gang):
         self._send("status", self._status())
 
     def _send(self, kind: str, content: Any) -> None:
-        head = self.node.state.head if self.node.config.elects else 0
-        heads = [head] if head is not None else range(self.node.config.voters) if self.node.is_unknown else []
-        for number in heads:
+        for number in self.node.heads() if self.node.config.elects else [0]:
             if number != self.node.number:
                 self.node.world.send(self.node.number, number, (kind, content))
 

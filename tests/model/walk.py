@@ -6,6 +6,8 @@ import itertools
 import random
 from collections.abc import Callable
 
+from orchestrator.node.gang.election_state import LONE_HEAD
+
 from .gangs import Gang
 from .rules import Violation
 from .world import MANY, Fault, Scenario, Weather, World
@@ -18,9 +20,9 @@ SECONDS = (0.05, 0.3, 0.7, 1.0, 1.3, 2.0, 4.0)  # that a fault lasts, in leases
 def scenario(seed: str, begins: float = 0.5, whole: bool = False) -> Scenario:
     """`begins`: s, from when on there are faults. `whole`: with all that only gang.step has."""
     dice = random.Random(seed)
-    voters = dice.choice((3, 3, 4, 5, 5))
+    voters = dice.choice((3, 3, 4, 5, 5, *((LONE_HEAD,) * whole)))
     elects = not whole or dice.random() < 0.7
-    witness = elects and dice.random() < 0.3
+    witness = elects and voters > LONE_HEAD and dice.random() < 0.3
     team_size = dice.randint(max(1, voters - witness - 2), voters - witness)
     lease = dice.choice((2.0, 8.0, 8.0))
     eager = dice.random() < 0.5
@@ -45,8 +47,10 @@ def scenario(seed: str, begins: float = 0.5, whole: bool = False) -> Scenario:
     if dice.random() < 0.4:
         some_are_gone = any(fault.seconds == float("inf") for fault in faults)
         faults += _changes(dice, voters, team_size, witness, lease, begins, at, some_are_gone, whole)
-    if not elects:
+    if voters == LONE_HEAD or not elects:  # nobody replaces the head
         faults = [fault for fault in faults if (fault.kind, fault.node) != ("leave", 0)]
+    if voters == LONE_HEAD and elects:
+        faults = [fault for fault in faults if fault.kind != "farewell"]
     common = Scenario(seed, voters, team_size, witness, elects, lease, eager, weather, tuple(faults))
     if not whole:
         return common

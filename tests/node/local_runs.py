@@ -199,6 +199,7 @@ class Runs:
         setup: Sequence[str] = (),
         python: str = sys.executable,
         spares: int = 0,
+        away: int = 0,
         options: str = "",
         notify: Mapping[str, str] | None = None,
         name: str | None = None,
@@ -211,9 +212,10 @@ class Runs:
 
         `command`: in place of -c. CODE may be the path of a script, then, or the name of a module.
         `torchrun`: by the stand-in for it, or, where `torch` is the version that `python` has, by the real one.
-        `spares`: so many hosts, the last ones, are spares. `options`: more keys of `run`.
+        `spares`: so many hosts, the last ones, are spares. `away`: so many, the last ones, are unreachable.
+        `options`: more keys of `run`.
         """
-        hosts = self.hosts(len(nproc), python)
+        hosts = self.hosts(len(nproc) - away, python)
         text = "hosts:\n"
         for number, count in enumerate(nproc):
             text += (
@@ -232,6 +234,10 @@ class Runs:
             env=dict(env or {}),
             debug=False,
         )
+        if away:
+            smaller = plan.without(wanted, [f"host-{number}" for number in range(len(hosts), len(nproc))])
+            assert smaller is not None
+            wanted = smaller
         if torchrun:
             agent = launchers.TORCHRUN_STATIC if torch else launchers.Launcher("torchrun", AGENT)
             wanted = replace(wanted, launcher=agent)

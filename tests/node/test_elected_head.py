@@ -332,6 +332,47 @@ def test_a_host_may_be_added_after_another_was_drained(runs: Runs, tmp_path: Any
     wait_until(lambda: run.record("exit.json"), 30, "the run ends")
 
 
+def test_a_run_that_began_on_two_of_three_hosts_elects_a_head_when_the_third_is_added(
+    runs: Runs, tmp_path: Any
+) -> None:
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), away=1, options=electing())
+    everybody_works(run, 1, 0, 1)
+    add(runs, run, head=0)
+    wait_until(lambda: voters(run, 1) == [0, 1, 2], 30, "all hosts vote")
+    lose(run, 0)
+    everybody_works(run, 2, 1, 2)
+    end.touch()
+    for node in (1, 2):
+        wait_until(lambda node=node: run.record("exit.json", node), 30, f"the run ends on {node}")
+        assert run.record("exit.json", node)["verdict"]["state"] == "succeeded"  # type: ignore[index]
+
+
+def test_until_a_third_host_is_added_the_head_outlasts_the_loss_of_the_other_host(runs: Runs, tmp_path: Any) -> None:
+    end = tmp_path / "end"
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), away=1, options=electing("1:3"))
+    everybody_works(run, 1, 0, 1)
+    lose(run, 1)
+    everybody_works(run, 2, 0)
+    end.touch()
+    wait_until(lambda: run.record("exit.json"), 30, "the run ends")
+    assert run.record("exit.json")["verdict"]["state"] == "succeeded"  # type: ignore[index]
+
+
+def test_until_a_third_host_is_added_the_other_host_waits_for_the_head_and_tells_so(runs: Runs, tmp_path: Any) -> None:
+    end, heard = tmp_path / "end", tmp_path / "heard"
+    notify = {"command": f"cat >> {heard}"}
+    run = runs.start(WORK, str(end), nproc=(1, 1, 1), away=1, options=electing(), notify=notify)
+    everybody_works(run, 1, 0, 1)
+    lose(run, 0)
+    wait_until(lambda: (run.listed(1)["waits"] or {}).get("hosts") == ["host-0"], 30, "it waits")
+    wait_until(lambda: heard.exists() and '"state": "waiting"' in heard.read_text(), 30, "it has told so")
+    rejoin(run, 0)
+    everybody_works(run, 2, 0, 1)
+    end.touch()
+    assert [record["verdict"]["state"] for record in run.wait_over()] == ["succeeded"] * 2
+
+
 def test_a_head_that_lost_its_majority_still_knows_the_host_that_was_added(runs: Runs, tmp_path: Any) -> None:
     run = runs.start(WORK, str(tmp_path / "never"), nproc=(1, 1, 1), options=electing("1:3"))
     everybody_works(run, 1, 0, 1, 2)

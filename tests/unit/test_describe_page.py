@@ -22,6 +22,7 @@ def table(
     state: str, nodes: list[dict[str, Any]], missing: tuple[str, ...] = (), suspects: tuple[str, ...] = ()
 ) -> list[list[str]]:
     page: dict[str, Any] = dict.fromkeys(("ended_at", "first_failure", "command", "launcher", "inventory", "workdir"))
+    page |= {"head": "a", "if_head_lost": None}
     page |= {"run_id": "R", "name": "R", "state": state, "attempt": 3, "max_restarts": 3, "by": "ann", "setup": []}
     page |= {
         "started_at": "2026-01-01T12:00:00Z",

@@ -207,6 +207,22 @@ def test_of_a_run_from_which_all_but_one_leave_the_last_host_goes_on() -> None:
     assert not any(walk.violation(case._replace(seed=str(seed)), RealGang) for seed in range(5))
 
 
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(10.0, "power", 1, ALWAYS)],
+        [Fault(10.0, "power", 0, 60.0)],
+        [Fault(9.0, "drain", 0), Fault(60.0, "power", 0, ALWAYS)],
+        [Fault(9.0, "add"), Fault(40.0, "power", 0, ALWAYS)],
+        [Fault(9.0, "add"), Fault(40.0, "power", 1, ALWAYS)],
+    ],
+)
+def test_a_run_that_begins_on_two_hosts_elects_a_head_from_the_third_host_on(faults: list[Fault]) -> None:
+    """Until then only the first head votes. It outlasts the loss of the other host, and hands over if it is drained."""
+    case = scenario(*faults, voters=2)._replace(team_size=1)
+    assert not any(walk.violation(case._replace(seed=str(seed)), RealGang) for seed in range(5))
+
+
 @pytest.mark.parametrize("told", [0, 1, 2])
 def test_all_nodes_end_when_the_head_is_lost_in_its_farewell(told: int) -> None:
     case = scenario(Fault(10, "farewell", told, ALWAYS), team_size=2)

@@ -366,6 +366,25 @@ def test_an_election_that_the_chosen_hosts_cannot_hold_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("run", "away", "warned"),
+    [
+        ("head_lost: elect, nnodes: '1:3'", ["b"], True),
+        ("nnodes: '1:3'", ["b"], True),  # auto
+        ("head_lost: stop, nnodes: '1:3'", ["b"], False),
+        ("nnodes: '1:3'", ["b", "c"], False),  # one host waits for nobody
+    ],
+)
+def test_an_election_that_is_not_possible_without_unreachable_hosts_is_told(
+    run: str, away: list[str], warned: bool
+) -> None:
+    whole = made(f"hosts: [a, b, c]\nrun: {{max_restarts: 3, {run}}}")
+    smaller = plan.without(whole, away)
+    assert smaller is not None
+    warnings = losses.warn_of_fewer(whole, smaller)
+    assert ["head, a, is lost" in warning for warning in warnings] == [True] * warned
+
+
+@pytest.mark.parametrize(
     ("keys", "told"),
     [
         ("resume: head, max_restarts: 3", False),
@@ -466,6 +485,9 @@ def test_hosts_with_setup_keep_no_modules() -> None:
         ("hosts: [a, b]\nrun: {max_restarts: 3, witness: c}", "elect"),
         ("hosts: [a, b]\nrun: {max_restarts: 3}", "stop"),
         ("hosts: [a, b, c]\nrun: {max_restarts: 3, head_lost: stop}", "stop"),
+        ("hosts: [a, b, c]\nrun: {max_restarts: 3, head_lost: elect, nnodes: 2}", "elect"),  # `add` makes it three
+        ("hosts: [a, b, c]\nrun: {max_restarts: 3, nnodes: 2}", "stop"),
+        ("hosts: [a, b, c]\nrun: {max_restarts: 3, head_lost: elect, nnodes: 1}", "stop"),
         ("hosts: [a, b, c]", "stop"),
         ("hosts: [a, b, c]\nrun: {max_restarts: 3, rejoin_timeout: 0}", "stop"),
     ],

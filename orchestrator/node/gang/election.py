@@ -51,7 +51,7 @@ Step = Tuple[State, Tuple[Action, ...]]
 
 def begin(config: Config, ballot: Ballot, log: Sequence[Entry], boot: str, at: float) -> State:
     """`ballot` and `log` as they are on disk. It may have heard a head a moment ago, before it was restarted."""
-    voters = frozenset(range(config.voters))
+    voters = config.first_voters
     state = State(config, boot, ballot, (), ("",), (voters,), heard_at=at, campaign_at=config.first_turn(at))
     state = write(state, 0, tuple(log))
     return _lead(state, at) if ballot.leads else state

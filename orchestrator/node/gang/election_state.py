@@ -16,6 +16,7 @@ BEATS_A_LEASE = 10  # a permit must survive a cut of 5 s with a lease of 8: it i
 SILENT_BEATS = 3  # without an answer after which a beat or its answer goes by another connection too
 ENTRIES_A_BEAT = 64  # of the log in one message
 _VOTERS = '{"event": "Voters", '  # how an entry begins that changes who votes
+LONE_HEAD = 2  # nodes at the start of which only the head votes
 FIRST_EPOCH = 1  # in which the head of the inventory leads without a vote
 
 
@@ -50,11 +51,16 @@ class Ballot(NamedTuple):
 
 class Config(NamedTuple):
     node: int
-    voters: int  # at the start: all nodes of the run, numbered from 0, spares and the witness too
+    nodes: int  # at the start, numbered from 0, spares and the witness too; see `first_voters`
     candidates: Tuple[int, ...]  # who may lead, in the order in which they try; without the witness
     lease: float  # s
     stop_window: float  # s by any clock from the lapse of a permit until the ranks under it are dead
     elects: bool  # False: the first head leads forever (`head_lost: stop`)
+
+    @property
+    def first_voters(self) -> FrozenSet[int]:
+        """Of two, neither has a majority without the other one: the head votes alone until a third one is added."""
+        return frozenset(self.candidates[:1] if self.nodes == LONE_HEAD else range(self.nodes))
 
     @property
     def beat(self) -> float:

@@ -110,7 +110,8 @@ def begin(
     team = tuple(number for number, node in enumerate(first) if not (node.get("spare") or node.get("witness")))
     least = len(team) if min_nodes is None else min_nodes
     state = State(known, max_restarts, least, max_nodes, rejoin_timeout, elects=elects, kill_window=kill_window)
-    return place(state._replace(has_gate=has_gate, has_agreement=has_agreement), team)
+    voters = newcomers.first_voters(state)
+    return place(state._replace(has_gate=has_gate, has_agreement=has_agreement, voters=voters), team)
 
 
 def step(state: State, event: Event) -> Tuple[State, Tuple[Action, ...]]:

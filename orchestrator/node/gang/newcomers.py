@@ -1,7 +1,8 @@
 """A host is added to a run on request: as a spare, which the next attempt may take. Pure."""
 
-from typing import FrozenSet, Iterator, Optional
+from typing import FrozenSet, Iterator, Optional, Tuple
 
+from .election_state import LONE_HEAD
 from .gang_events import Added
 from .gang_state import GONE, Node, NodePhase, Phase, State
 
@@ -25,6 +26,11 @@ def number_of(state: State, host: str) -> Optional[int]:
         if node.host == host and node.phase is NodePhase.ABSENT and node.node_rank is None:
             return number
     return None
+
+
+def first_voters(state: State) -> Tuple[int, ...]:
+    """See `gang_state.State.voters`. Of two hosts, neither has a majority without the other one, so the head votes."""
+    return (state.head,) if state.elects and len(state.nodes) == LONE_HEAD else ()
 
 
 def voters(state: State) -> FrozenSet[int]:

@@ -167,8 +167,13 @@ class ElectedFollower(WorkerLink):
         link, patience = self._link, SILENT_BEATS * self._voter.state.config.beat
         return link is not None and link.ready and time.monotonic() - link.heard_at < patience
 
+    @property
+    def _head_votes_alone(self) -> bool:
+        """Nobody can be elected in its place."""
+        return self._voter.state.voters == {self._head}
+
     def _what_follows(self) -> str:
-        if self._voter.state.voters == {self._head}:
+        if self._head_votes_alone:
             return super()._what_follows()
         return "; the hosts that are left elect another head"
 
@@ -193,7 +198,7 @@ class ElectedFollower(WorkerLink):
 
     def _awaited(self) -> List[str]:
         """Nobody, while another head may be elected."""
-        if self._voter.state.voters == {self._head}:
+        if self._head_votes_alone:
             return super()._awaited()
         return [self._host(number) for number in self._voter.unreached]
 
@@ -220,5 +225,5 @@ class ElectedFollower(WorkerLink):
         return bool(self._recorder.reported["restarted"]) and self._voter.state.permit_until == float("-inf")
 
     def _tell_for_the_head(self, label: str) -> None:
-        if label != "waiting":  # the next head tells what follows
+        if label != "waiting" or self._head_votes_alone:  # else the next head tells what follows
             super()._tell_for_the_head(label)
