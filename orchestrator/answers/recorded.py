@@ -100,6 +100,8 @@ class NodeOfSpec:
     """A node in the specification of a run."""
 
     host: HostName
+    spare: bool = False
+    witness: bool = False
 
 
 @dataclass(frozen=True)
@@ -348,6 +350,15 @@ Event = (
 
 
 @dataclass(frozen=True)
+class Wait:
+    """Since when a host has waited for which hosts, at most until a time. None: its wait has ended."""
+
+    at: UnixTime
+    hosts: tuple[HostName, ...]
+    until: UnixTime | None
+
+
+@dataclass(frozen=True)
 class Record:
     """The answer to `record`."""
 
@@ -358,6 +369,7 @@ class Record:
     events: tuple[Event, ...]
     """Only on the head, unless the hosts can elect another one."""
     samples: tuple[UsageAt, ...]
+    waits: tuple[Wait, ...] = ()
     folder: str | None = None
     """The folder of the run on the host; its output is in `log`."""
     output: str | None = None

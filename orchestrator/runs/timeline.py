@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 from ..answers import recorded
 from ..answers.runs import Failure
 from ..output.console import fold
+from ..output.lines import rfc3339, whole_seconds
 from .registry import Run
 
 Kind = Literal["attempt", "failure", "end", "change", "request"]
@@ -43,19 +44,43 @@ def history(run: Run, record: recorded.Record | None) -> list[Entry]:
     spec = record.spec if record else None
     known = entries(events, [node.host for node in spec.nodes] if spec else run.hosts)
     if not known and run.attempt and (started := _unix_time(run.started_at)) is not None:
-        known = [Entry(started, "attempt", "attempt 1 started")]
+        team = fold(node.host for node in spec.nodes if not (node.spare or node.witness)) if spec else ""
+        known = [Entry(started, "attempt", f"attempt 1 started{team and ' on '}{team}")]
+    known += _end(run, known)
+    for wait in _waits(run, record) if record else ():
+        place = next((number for number, entry in enumerate(known) if entry.at > wait.at), len(known))
+        known.insert(place, wait)
+    return known
+
+
+def _end(run: Run, known: Sequence[Entry]) -> list[Entry]:
+    """The end of the run, and its first failure if that is not known."""
     verdict = run.verdict
     if verdict is None:
-        return known
+        return []
+    result = []
     newest = max((place for place, entry in enumerate(known) if entry.kind == "attempt"), default=0)
     first = verdict.first_failure
     if first is not None and not any(entry.kind == "failure" for entry in known[newest:]):
-        known.append(Entry(first.at, "failure", f"{first.host}: {first}"))
+        result.append(Entry(first.at, "failure", f"{first.host}: {first}"))
     agree = {part.node: part.ended_at for part in run.parts.values() if part.verdict == verdict and part.ended_at}
     if agree:
         ended_at = agree.get(run.head) or max(agree.values())
-        known.append(Entry(ended_at, "end", f"the run {ENDED[verdict.state]}"))
-    return known
+        result.append(Entry(ended_at, "end", f"the run {ENDED[verdict.state]}"))
+    return result
+
+
+def _waits(run: Run, record: recorded.Record) -> Iterator[Entry]:
+    """What the host of the record has waited for. Where it is not the head, the head may be what it waits for."""
+    head = run.hosts[run.head] if run.head < len(run.hosts) else None
+    for wait in record.waits:
+        if wait.until is None:
+            continue
+        until = whole_seconds(rfc3339(wait.until))
+        if wait.hosts == (head,):
+            yield Entry(wait.at, "failure", f"{head}, the head, does not answer: the run waits for it until {until}")
+        else:
+            yield Entry(wait.at, "change", f"the run waits for {fold(wait.hosts)} until {until}")
 
 
 def _unix_time(time: str) -> float | None:
@@ -76,7 +101,11 @@ def source(nodes: Mapping[str, int], head: int, records: Mapping[str, recorded.R
     `nodes`: the number of each host, in order of preference.
     """
     hosts = [host for host in nodes if host in records]
-    return max(hosts, key=lambda host: (nodes[host] == head, len(records[host].events)), default=None)
+
+    def knowledge(host: str) -> tuple[bool, int, int]:
+        return nodes[host] == head, len(records[host].events), len(records[host].waits)
+
+    return max(hosts, key=knowledge, default=None)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,18 @@ def test_other_hosts_know_the_events_of_a_run_whose_head_is_off(lab3: Lab) -> No
     assert begun and begun[0] in result.stdout
 
 
+def test_the_loss_of_a_head_that_nobody_replaces_is_an_event(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 1, "lease": 3})
+    run_id = start(lab2, inventory, "--", script(lab2, WAITS))
+    wait_until(lambda: "attempt 1 started" in events(lab2, run_id), 30, "the first attempt")
+    lab2.hosts[0].crash()
+    wait_until(lambda: "node-0, the head," in events(lab2, run_id), 60, "the loss of the head")
+    (loss,) = [line for line in events(lab2, run_id).splitlines() if "the head" in line]
+    assert "node-0, the head," in orch(lab2, "describe", run_id).stdout
+    assert orch(lab2, "kill", run_id, "--grace", "0").returncode == 4
+    assert loss in events(lab2, run_id)
+
+
 def test_all_commands_say_for_which_host_a_run_waits(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 1, "lease": 3})
     run_id = start(lab2, inventory, "--", script(lab2, WAITS))
@@ -86,11 +98,13 @@ def test_all_commands_say_for_which_host_a_run_waits(lab2: Lab) -> None:
     waits = asked()["waits"]
     assert waits.keys() == {"hosts", "until"} and waits["hosts"] == ["node-1"]
     assert 0 < parse_time(waits["until"], time.time()) - time.time() < 600
+    told = orch(lab2, "events", run_id).stdout.splitlines()[-1]
+    assert "node-1" in told and f"{waits['until'][:19]}Z" in told
     shown = orch(lab2, "ps", "-i", inventory).stderr + orch(lab2, "describe", run_id).stdout
     shown += orch(lab2, "diagnose", run_id).stderr
     shown += orch(lab2, "wait", run_id, "--timeout", "3s").stderr
     shown += lab2.run(["timeout", "5", "ddp-orch", "logs", "-f", run_id], cwd=code(lab2)).stderr
-    assert shown.count(f"{waits['until'][:19]}Z") == 5, shown
+    assert shown.count(f"{waits['until'][:19]}Z") == 6, shown  # twice in describe
     lab2.hosts[1].boot()
     ok(orch(lab2, "kill", run_id, "--grace", "0"))
     assert_clean(lab2, run_id)

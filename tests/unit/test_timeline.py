@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_relay import A_RUN, part_of
 
 from orchestrator.answers.decode import decode
-from orchestrator.answers.recorded import Event, Record
+from orchestrator.answers.recorded import Event, Record, Wait
 from orchestrator.commands import describe
 from orchestrator.runs import timeline
 from orchestrator.runs.registry import Run
@@ -70,6 +71,30 @@ def test_a_run_that_waits_for_its_head_has_lost_it() -> None:
     waits["hosts"] = ["c"]
     parts["b"] = part_of(**TEAM, host="b", node=1, state="waiting", waits=waits)
     assert describe._first_failure(run, record(*started(1000.0), event("Lost", 1010.0, node=2))) == "c: host lost"
+
+
+def test_a_host_that_waits_for_the_head_tells_of_its_loss_also_after_the_run_was_stopped() -> None:
+    waits = [{"at": 1050.0, "hosts": ["a"], "until": 1110.0}, {"at": 1055.0, "hosts": [], "until": None}]
+    spec = {"by": "", "python": "", "env": {}, "command": [], "agent_argv": None}
+    spec["nodes"] = [{"host": host, "spare": host == "c"} for host in HOSTS]
+    answer = {"run": {**A_RUN, **TEAM, "host": "b", "node": 1}, "spec": spec, "exit": None, "events": [], "samples": []}
+    known = decode(Record, {**answer, "waits": waits}, "record")
+    stopped = {"state": "killed", "verdict": {"state": "killed", "first_failure": None}, "ended_at": 1061.0}
+    for ended, kinds in (({}, ["attempt", "failure"]), (stopped, ["attempt", "failure", "end"])):
+        parts = {"b": part_of(**TEAM, **ended, host="b", node=1)}
+        run = Run("R", "mine", ended.get("state", "waiting"), 1, "1970-01-01T00:16:40Z", parts)
+        found = timeline.history(run, known)
+        assert [entry.kind for entry in found] == kinds
+        assert found[0].what.endswith("on a,b") and found[1].at == 1050.0
+        assert found[1].what.startswith("a, the head,") and "1970-01-01T00:18:30Z" in found[1].what
+
+
+def test_a_wait_of_the_head_is_told_where_it_began() -> None:
+    lost = record(*started(1000.0), event("Lost", 1010.0, node=2), *started(1050.0, 2))
+    known = replace(lost, waits=(Wait(1012.0, ("c",), 1110.0),))
+    run = Run("R", "mine", "running", 2, "1970-01-01T00:16:40Z", {"a": part_of(**TEAM, host="a")})
+    found = timeline.history(run, known)
+    assert [entry.kind for entry in found] == ["attempt", "failure", "change", "attempt"]
 
 
 def test_an_attempt_counts_as_soon_as_its_event_is_known() -> None:

@@ -5,6 +5,7 @@ processes      finds, identifies and signals processes of a run, by /proc
 sweep          kills the processes of a run
 engines        the command lines of container engines
 containers     finds and removes the containers of a run
+json_lines     reads files with one JSON value per line
 small_files    reads small files of the kernel, opens private files
 run_command    runs a program with a time limit
 network        addresses and interfaces

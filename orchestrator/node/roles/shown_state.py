@@ -1,12 +1,18 @@
-"""What a host shows `ps` of the whole run, which its own processes do not tell: gang.json. A full disk is no error."""
+"""What a host shows of the whole run, which its own processes do not tell. A full disk is no error.
+
+gang.json is for `ps`, and has the newest state. waits.jsonl is for `events`: for whom this host has waited, and when.
+"""
 
 import contextlib
+import json
 import os
+import time
 from typing import Any, Dict, List, Optional, Sequence
 
-from ..host import state
+from ..host import json_lines, state
 
-NAME = "gang.json"
+NAME, WAITS = "gang.json", "waits.jsonl"
+WAITS_MOST = 128 * 1024  # bytes
 
 
 def show(
@@ -30,6 +36,19 @@ def show(
             state.replace(os.path.join(folder, NAME), record)
         else:
             os.unlink(os.path.join(folder, NAME))
+    with contextlib.suppress(OSError):
+        _note_wait(os.path.join(folder, WAITS), waits)
+
+
+def _note_wait(path: str, waits: Optional[Dict[str, Any]]) -> None:
+    """If a wait begins, changes or ends."""
+    hosts = waits["hosts"] if waits else []
+    known = json_lines.read(path)
+    is_news = hosts != (known[-1].get("hosts") if known else [])
+    if is_news and (not known or os.path.getsize(path) < WAITS_MOST):
+        with open(path, "a", encoding="ascii") as file:
+            until = waits["until"] if waits else None
+            file.write(json.dumps({"at": time.time(), "hosts": hosts, "until": until}) + "\n")
 
 
 def waiting(hosts: Sequence[str], until: float) -> Optional[Dict[str, Any]]:

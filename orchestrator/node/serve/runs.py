@@ -1,11 +1,10 @@
 """The runs of this host: their records, and whether their guard lives. Reads only."""
 
-import json
 import os
 from typing import Any, Dict, List, Optional
 
 from ..guard import warm
-from ..host import ledger, processes, state
+from ..host import json_lines, ledger, processes, state
 from ..host.sweep import belonging
 from ..link.attempt_phase import AttemptPhase
 from . import other_users, run_queue
@@ -113,23 +112,15 @@ def record(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
     folder = state.run_folder(arguments["run_id"])
     spec = state.read(os.path.join(folder, "spec.json"))
-    events = []
-    try:
-        with open(os.path.join(folder, "gang.jsonl"), encoding="ascii", errors="replace") as file:
-            for line in file:
-                try:
-                    events.append(json.loads(line))
-                except ValueError:
-                    pass  # one that was cut short
-    except OSError:
-        pass  # only the head has them, unless the hosts can elect another one
     return {
         "run": describe(arguments["run_id"], folder),
         "spec": spec,
         "folder": folder,
         "output": _output(folder, spec),
         "exit": state.read(os.path.join(folder, "exit.json")),
-        "events": events,
+        # only the head has events, unless the hosts can elect another one
+        "events": json_lines.read(os.path.join(folder, "gang.jsonl")),
+        "waits": json_lines.read(os.path.join(folder, "waits.jsonl")),
         "samples": history.read(folder),
     }
 
