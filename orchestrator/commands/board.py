@@ -261,8 +261,10 @@ def _training(rows: Sequence[BoardRow], width: int, history: History | None) -> 
     if watts:
         words["watts"] = f"{sum(watts) / 1000:.1f} kW" if sum(watts) >= 1000 else f"{sum(watts):.0f} W"
     if not words:
-        printed = any(rank.last for rank in samples)
-        return Text("no step or loss in the ranks' last lines" if printed else "no rank has printed a line")
+        if any(rank.last for rank in samples):
+            return Text("no step or loss in the ranks' last lines")
+        others = any(row.trouble for row in rows)  # which may have lines
+        return Text("no rank" + " on the hosts that answer" * others + " has printed a line")
     text = ""
     for word in words.values():
         if not text or len(text) + 2 + len(word) <= width:

@@ -327,6 +327,18 @@ def test_warnings_that_mean_nothing_are_no_lines() -> None:
     assert "printed" in render("R", rows, Screen(120, 24, KEYS, Mask())).plain.splitlines()[1]
 
 
+def test_a_host_that_does_not_answer_may_have_the_lines_that_the_others_lack() -> None:
+    seen = hosts(2)
+    for one in seen:
+        assert one.now is not None
+        one.now["ranks"] = []
+        one.now["gpus"] = []
+    rows = [one.seen() for one in seen]
+    for silent, told in ((rows, False), ([replace(rows[0], trouble="connect: no answer in time"), rows[1]], True)):
+        line = render("R", silent, Screen(120, 24, KEYS, Mask())).plain.splitlines()[1]
+        assert "printed" in line and ("that answer" in line) is told
+
+
 def test_the_rate_of_a_host_is_that_of_its_slowest_rank_and_all_have_a_total() -> None:
     seen = hosts(2)
     rates = iter((256.0, 196.9, 256.0, 256.0))
