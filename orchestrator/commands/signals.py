@@ -28,7 +28,9 @@ def signal_run(run_name: str, signal_name: str, inventory_path: str | None, *, r
     with open_fleet(inventory) as fleet:
         run = find_run(fleet, inventory, run_name, console).run
         if chosen is not None and max(chosen) >= run.ranks:
-            raise UsageError(f"run {run.run_id} has no rank {max(chosen)}; it has ranks 0 to {run.ranks - 1}")
+            raise UsageError(
+                f"run {run.run_id} has no rank {max(chosen)}; it has at most {number_of(run.ranks, 'rank')}"
+            )
         results = signaling.send(fleet, _hosts_of(run, inventory), run.run_id, number, chosen)
     signaled = sorted(rank for answer in results.done.values() for rank in answer.signaled)
     if as_json:
