@@ -110,7 +110,9 @@ def _if_head_lost(run: registry.Run, spec: Spec) -> str | None:
     members = [host for host in run.all_nodes if host not in run.left]
     if not run.unfinished or len(members) == 1:
         return None
-    if spec.head_lost == "elect" and len(members) >= MIN_VOTERS:
+    others = [host for host, part in run.parts.items() if part.unfinished and not part.lacks_guard]
+    left = [host for host in others if host in members and run.all_nodes[host] != run.head]
+    if spec.head_lost == "elect" and len(members) >= MIN_VOTERS and 2 * len(left) > len(members):
         return "elect"
     return "wait" if spec.rejoin_timeout else "end"
 

@@ -6,11 +6,13 @@ import re
 from typing import Any
 
 import pytest
+from fake_relay import part_of
 
 from orchestrator.answers.recorded import Spec
-from orchestrator.commands.describe import _lines, command_of
+from orchestrator.commands.describe import _if_head_lost, _lines, command_of
 from orchestrator.node.serve import runs
 from orchestrator.plan.run_program import RUN_PROGRAM, without_program
+from orchestrator.runs.registry import Run
 
 
 def node(host: str, role: str, rank: int | None, state: str) -> dict[str, Any]:
@@ -37,6 +39,22 @@ def table(
     rows = [re.split(" {2,}", line) for line in _lines(page, "ddp-orch events", missing)]
     start = next(number for number, row in enumerate(rows) if row[0] == "HOST")
     return [row for row in rows[start + 1 :] if row != [""]]
+
+
+@pytest.mark.parametrize(
+    ("head_lost", "answer", "follows"),
+    [
+        ("elect", "abc", "elect"),
+        ("elect", "ab", "wait"),  # one is no majority of three
+        ("elect", "bc", "elect"),
+        ("stop", "abc", "wait"),
+    ],
+)
+def test_what_follows_if_the_head_is_lost(head_lost: str, answer: str, follows: str) -> None:
+    team = {"hosts": list("abc"), "nprocs": [1, 1, 1], "team": 3, "ranks": 3}
+    run = Run("R", "R", "running", 1, "", {host: part_of(**team, host=host, node="abc".index(host)) for host in answer})
+    spec = Spec((), "", "", {}, (), None, head_lost=head_lost, rejoin_timeout=60.0)
+    assert _if_head_lost(run, spec) == follows
 
 
 def test_a_host_that_was_rebooted_has_no_place_in_the_attempt_of_the_others() -> None:
