@@ -33,7 +33,7 @@ def page_of_describe(**given: object) -> dict[str, object]:
     return (
         dict.fromkeys(names.split(), "x")
         | lists
-        | {"attempt": 1, "max_restarts": 0, "workdir": "/x", "waits": None}
+        | {"attempt": 1, "max_restarts": 0, "workdir": "/x", "waits": None, "if_head_lost": None}
         | given
     )
 
