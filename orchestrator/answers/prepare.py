@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .attach import StrayOutputs
 from .fields import Address, Port, RunId
 from .operation import Nothing, Operation
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What the run that this one continues had written beside its code."""
+
+    count: int
+    files: tuple[str, ...]
+    """Some of them."""
+    snapshot: str | None
+    """One that is named like a snapshot."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +36,8 @@ class Prepared:
     """Other runs that use the same CPUs."""
     resumes: bool
     """The output folder already has files."""
-    carried: StrayOutputs | None = None
-    """What the run that this one continues had written beside its code."""
+    carried: Carried | None = None
+    """None: nothing."""
     left_behind: LeftBehind | None = None
 
 

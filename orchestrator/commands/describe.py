@@ -52,12 +52,17 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
         page, about.command("events"), lookup.listing.missing_hosts(run), lookup.listing.without_record(run)
     ):
         print(line)
-    follow: tuple[tuple[str, ...], ...] = (("logs", "-f"), ("top",), ("kill",))
-    if run.without_guard:
-        follow = (("revive",), *follow)
-    commands = follow if run.unfinished else (("logs",), ("diagnose",), ("report",))
-    print("\n".join(["next:", *(f"  {about.command(*words)}" for words in commands)]))
+    print("\n".join(["next:", *(f"  {about.command(*words)}" for words in _next(run))]))
     return 0
+
+
+def _next(run: registry.Run) -> Sequence[tuple[str, ...]]:
+    """The commands that may come next."""
+    if run.unfinished:
+        revive = [("revive",)] if run.without_guard or run.state == "waiting" else []
+        return [*revive, ("logs", "-f"), ("top",), ("kill",)]
+    again = [("restart",)] if run.state != "succeeded" and recent.command_of(run.run_id) is not None else []
+    return [("logs",), ("diagnose",), ("report",), ("fetch",), *again]
 
 
 def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inventory, mask: Mask) -> dict[str, Any]:

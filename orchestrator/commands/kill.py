@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import Fleet, Work, fold_failures
-from ..inventory.advice import command
+from ..inventory.advice import about, command
 from ..inventory.hostnames import nearest
 from ..inventory.model import Host, Inventory
 from ..inventory.run_ids import RUN_ID
@@ -83,6 +83,9 @@ def kill(
             console.warning(
                 f"{fold(forgetful)} has no record of run {run.run_id}; another machine of this name was not asked"
             )
+    if len(runs) == 1 and runs[0].attempt and not as_json:
+        fetch = about(runs[0], listing.runs, inventory.path).command("fetch")
+        console.note(f"to download what it has written: {fetch}")
     still_running = [run.run_id for run in listing.runs if run.unfinished and run not in runs]
     if still_running and run_name is None and not (leftovers or options.forced_only):
         kill_all = options.command("--all")

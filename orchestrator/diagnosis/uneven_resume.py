@@ -19,7 +19,8 @@ BEGUN = 1
 RESUMED = {"step": 10, "epoch": 3}
 """The least first one that shows that a rank has loaded a snapshot: some scripts print only every few steps."""
 STAYS = re.compile(
-    r"ddp-orch: (?:(?P<host>\S+) has (?P<file>.+) beside the code, and the other hosts do not get it"
+    r"ddp-orch: (?:(?P<host>\S+) has (?P<file>.+?)(?P<kept> of run \S+)? beside the code, and the other hosts do not "
+    r"get it"
     r"|the output folder of (?P<other>\S+) has files, and run\.resume is none)"
 )
 """As node/roles/outputs_advice.py says it."""
@@ -79,8 +80,8 @@ def _find_told(lines: Sequence[Line], attempt: int, resume: str) -> Finding | No
     if len({line.host for line in of_ranks if any(_number(line.text, unit) is not None for unit in RESUMED)}) > 1:
         return None
     for line in lines:
-        told = STAYS.match(line.text) if line.rank is None and line.attempt < attempt else None
-        if told is None:
+        told = STAYS.match(line.text) if line.rank is None else None
+        if told is None or (line.attempt >= attempt and not told["kept"]):
             continue
         host = told["host"] or told["other"]
         others = tuple(dict.fromkeys(each.host for each in lines if each.attempt == attempt and each.host != host))

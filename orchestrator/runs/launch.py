@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..answers.attach import StrayOutputs
 from ..answers.facts import Facts
 from ..answers.operation import Arguments, Operation
-from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, LeftBehind, Prepared
+from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, Carried, LeftBehind, Prepared
 from ..checks import auto_env
 from ..checks.auto_env import AutoEnv
 from ..checks.findings import render_line
@@ -227,12 +226,12 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
 
     def prepare(host: Host, session: Session, operation: Operation[P], head_endpoints: Arguments | None) -> P:
         spec = node_spec.spec(resolved, numbers[host.name], facts, created_at=started_at, by=context.by)
+        spec["continues"] = context.continues
         private = node_spec.private(resolved, numbers[host.name], run_key=context.run_key, secrets=context.secrets)
         sessions[host.name] = session
         if host.witness:  # it takes no part in the rendezvous
             head_endpoints = {**(head_endpoints or {}), "rdzv_port": None}
         question = {"spec": spec, "private": private, "head": head_endpoints, "prefer": fastest_first}
-        question["continues"] = context.continues
         with context.timing.measure("prepare", host.name):
             return session.request(operation, question)
 
@@ -308,6 +307,8 @@ def _show_prepared(answers: Mapping[str, Prepared], resolved: Plan, context: Lau
     carried = {host: _describe_carried(answer.carried) for host, answer in answers.items() if answer.carried}
     for line in fold_messages(carried):
         context.step(f"{line}, which run {context.continues} wrote beside its code")
+    if message := _describe_not_carried(answers, resolved):
+        context.warn(message)
     left = {host: answer.left_behind for host, answer in answers.items() if answer.left_behind}
     for line in fold_messages({host: _describe_left_behind(found, inventory) for host, found in left.items()}):
         context.warn(line)
@@ -325,9 +326,23 @@ def _describe_left_behind(left: LeftBehind, inventory: str) -> str:
     )
 
 
-def _describe_carried(carried: StrayOutputs) -> str:
+def _describe_carried(carried: Carried) -> str:
     more = carried.count - len(carried.files)
     return one_line(f"kept {', '.join(carried.files)}{f' and {more} more' if more else ''}")
+
+
+def _describe_not_carried(answers: Mapping[str, Prepared], resolved: Plan) -> str:
+    """The message about hosts that lack a snapshot which others have beside the code; "" if there are none."""
+    carried = {node.host.name: answers[node.host.name].carried for node in resolved.team}
+    snapshots = {host: found.snapshot for host, found in carried.items() if found and found.snapshot}
+    lacking = [host for host in carried if host not in snapshots]
+    if not snapshots or not lacking:
+        return ""
+    host, file = next(iter(snapshots.items()))
+    return (
+        f"{fold(lacking)} does not have {one_line(file)} of {host}, so its ranks may begin at the first step. If they "
+        "must load it too, save it in $DDP_ORCH_OUTPUT_DIR, with run.resume: head (docs/resume.md)"
+    )
 
 
 def _describe_lacking(answers: Mapping[str, Prepared], resolved: Plan) -> str:

@@ -93,3 +93,32 @@ def test_a_run_of_another_machine_cannot_be_restarted_and_keeps_running(lab2: La
     assert "not known here" in refused.stderr
     assert runs(lab2, inventory)[run_id]["state"] == "running"
     ok(orch(lab2, "kill", run_id, "-i", inventory))
+
+
+SAVES_ON_RANK_0 = """
+import os, sys, time
+if os.path.exists("last.pt"):
+    print("resumed", flush=True)
+if os.environ["RANK"] == "0":
+    open("last.pt", "w").close()
+print("begins", flush=True)
+time.sleep(1e6)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_restart_tells_which_hosts_lack_a_snapshot_beside_the_code(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1, "resume": "head"})
+    first = start(lab2, inventory, "--name", "job", "--", script(lab2, SAVES_ON_RANK_0))
+    wait_until(lambda: len(lines_of(lab2, inventory, first, "--grep", "begins")) == 2, 60, "both ranks have begun")
+    again = ok(orch(lab2, "restart", "job", "-d", "-i", inventory))
+    (warned,) = (line for line in again.stderr.splitlines() if "last.pt of node-0" in line)
+    assert "node-1" in warned and "DDP_ORCH_OUTPUT_DIR" in warned
+    second = again.stdout.split()[0]
+
+    def told() -> list[str]:
+        return [line["host"] for line in lines_of(lab2, inventory, second, "--grep", f"last.pt of run {first} beside")]
+
+    wait_until(lambda: told() == ["node-0"], 30, "the head says so too")
+    ok(orch(lab2, "kill", second, "--grace", "0", "-i", inventory))
+    assert_clean(lab2)

@@ -152,6 +152,15 @@ def test_what_the_log_said_at_a_restart_counts_if_only_one_rank_prints_steps(tex
     assert find_uneven_resume([told, *steps(a=120, b=120)], 2, 200) is None
 
 
+def test_what_a_continued_run_said_at_its_start_counts_for_its_first_attempt() -> None:
+    kept = BESIDE.replace(" beside", " of run 20260101-120000-0001 beside")
+    silent = [line._replace(text="working") if line.host == "b" else line for line in steps(a=120, b=0)]
+    for text, code in ((kept, "file-missing-on-host"), (BESIDE, None)):
+        found = find_uneven_resume([Line(0.0, "a", None, "agent", 2, text), *silent], 2, 200)
+        assert (found and found.code) == code
+        assert found is None or "checkpoints/last.pt, which b" in found.message
+
+
 def test_epochs_count_where_no_steps_are_printed() -> None:
     lines = [line._replace(text=line.text.replace("step:", "Epoch ")) for line in steps(a=4, b=0)]
     found = find_uneven_resume(lines, 2, 200)

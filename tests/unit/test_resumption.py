@@ -68,7 +68,7 @@ class Copying:
             "resume_limit": 1 << 30,
             "resume_timeout": TIMEOUT,
         }
-        recorder: Any = SimpleNamespace(spec=spec, key=b"", say=lambda text: None)
+        recorder: Any = SimpleNamespace(spec=spec, folder="", key=b"", say=lambda text: None)
         server: Any = self.server
         self.resumption = resumption.Resumption(
             recorder, server, lambda: ["10.0.0.1"], lambda *told: self.told.append(told), self.events.append

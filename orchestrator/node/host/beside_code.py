@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import stat
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from . import state
 
@@ -60,7 +60,11 @@ def carry_over(old: Code, new: Code) -> List[str]:
 def snapshots(folder: str, spec: Dict[str, Any]) -> List[str]:
     """Those that are named like snapshots."""
     code = find(folder, spec)
-    return sorted(filter(SNAPSHOT.search, written(code, LOOKED_AT))) if code is not None else []
+    return named_like_snapshots(written(code, LOOKED_AT)) if code is not None else []
+
+
+def named_like_snapshots(paths: Iterable[str]) -> List[str]:
+    return sorted(filter(SNAPSHOT.search, paths))
 
 
 def _is_new(path: str, sent: str) -> bool:

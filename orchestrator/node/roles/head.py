@@ -402,6 +402,8 @@ class HeadLink(ClusterLink):
             self._recorder.say(line)
         if narration.plans_restart(before, after):
             self._resumption.warn_of_outputs(after)
+        if before.attempt == 0 < after.attempt:
+            self._resumption.warn_of_kept_files(after)
         label = narration.news(before, after)
         if label is not None:
             self._notify(label, after.first_failure, drain.drained_hosts(after))

@@ -250,6 +250,10 @@ class Resumption:
         """At a restart."""
         self._outputs_advice.begin(current)
 
+    def warn_of_kept_files(self, current: State) -> None:
+        """When the first attempt begins."""
+        self._outputs_advice.begin_continued(current)
+
     def close(self) -> None:
         """Another node is the head now."""
         self._stop()

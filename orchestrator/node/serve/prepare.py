@@ -37,7 +37,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         check_space(folder)
         state.keep_space(folder)
         spec["cwd"] = _working_folder(spec, folder)
-        continues = arguments.get("continues")
+        continues = spec.get("continues")
         carried = _carry_over(continues, spec, folder)
         left_behind = _left_behind(spec) if continues is None and not state.is_witness(spec) else None
         run_locks.take(spec, locks)
@@ -195,7 +195,9 @@ def _carry_over(run_id: Optional[str], spec: Dict[str, Any], folder: str) -> Opt
         if error.errno in state.FULL:
             raise _disk_full("there is no space for what run %s has written beside its code" % run_id) from error
         raise Refused("unknown", "cannot bring what run %s has written: %s" % (run_id, error)) from error
-    return {"folder": code[0], "count": len(paths), "files": paths[:3]} if paths else None
+    snapshots = beside_code.named_like_snapshots(paths)
+    files = {"count": len(paths), "files": paths[:3], "snapshot": snapshots[0] if snapshots else None}
+    return files if paths else None
 
 
 def _left_behind(spec: Dict[str, Any]) -> Optional[Dict[str, Any]]:
