@@ -14,6 +14,8 @@ NOT_THE_HOST = ("script-exception", "collective-timeout", "worker-sigkilled", "m
 """Codes of failures that say nothing about their host. Without a lack of memory, a person has killed the rank. A head
 without a majority was left alone by the others.
 """
+NO_MAJORITY = "no majority is left"
+"""In the text of a failure: several hosts were silent at once, as when a network fails between them."""
 
 
 @dataclass(frozen=True)
@@ -63,4 +65,5 @@ def _took_part(host: str, run: EndedRun, ledger: Iterable[EndedRun]) -> bool:
 
 
 def _failures(host: str, run: EndedRun) -> list[HostFailure]:
-    return [failure for failure in run.failures if failure.host == host and failure.code not in NOT_THE_HOST]
+    own = [failure for failure in run.failures if failure.host == host and failure.code not in NOT_THE_HOST]
+    return [failure for failure in own if NO_MAJORITY not in failure.what]

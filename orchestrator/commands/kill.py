@@ -86,6 +86,10 @@ def kill(
     if len(runs) == 1 and runs[0].attempt and not as_json:
         fetch = about(runs[0], listing.runs, inventory.path).command("fetch")
         console.note(f"to download what it has written: {fetch}")
+    for run in (run for run in listing.runs if leftovers and run.broken):
+        unaware = fold(host for host, part in run.parts.items() if part.unfinished)
+        end = options.command(run.run_id)
+        console.note(f"run {run.run_id} has ended, and {unaware} does not know that. To end it there at once: {end}")
     still_running = [run.run_id for run in listing.runs if run.unfinished and run not in runs]
     if still_running and run_name is None and not (leftovers or options.forced_only):
         kill_all = options.command("--all")

@@ -152,12 +152,21 @@ def _drop_unreachable(plan: Plan, probed: Results[Any], context: LaunchContext) 
     """The plan without the hosts that are unreachable. Raises if spares and run.nnodes do not make up for them."""
     smaller = planning.without(plan, probed.failed)
     if smaller is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):
-        raise _launch_error(probed, _count_unable(probed, plan), plan, _advise_start_without(plan, probed, context))
+        headline = f"{_count_unable(probed, plan)}{_blame_head(plan, probed)}"
+        raise _launch_error(probed, headline, plan, _advise_start_without(plan, probed, context))
     for line in fold_failures(probed.failed):
         context.warn(f"starting without {line}")
     for warning in losses.warn_of_fewer(plan, smaller):
         context.warn(warning)
     return smaller
+
+
+def _blame_head(plan: Plan, probed: Results[Any]) -> str:
+    """If enough other hosts answer."""
+    head = plan.nodes[0].host.name
+    left = sum(node.host.name not in probed.failed for node in (*plan.team, *plan.spares))
+    is_enough = head in probed.failed and left >= plan.min_nodes
+    return f": {head} is the head, which no host replaces at a start" if is_enough else ""
 
 
 def _advise_start_without(plan: Plan, probed: Results[Any], context: LaunchContext) -> str:

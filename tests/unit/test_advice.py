@@ -194,6 +194,7 @@ def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(
     )
     unreachable = Results({}, {name: UnreachableError(f"{name}: no route to host") for name in down})
     offered = launch._advise_start_without(of, unreachable, context)
+    assert bool(launch._blame_head(of, unreachable)) == ("spare" in text and len(down) < 3)
     assert offered.endswith(f"without {' '.join(left_out)}") if left_out else offered == ""
 
 

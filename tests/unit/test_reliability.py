@@ -112,8 +112,8 @@ def test_a_failure_has_the_code_of_what_its_record_shows(fields: dict[str, Any],
 # --- who stands out
 
 
-def ended(number: int, *guilty: str, node: int = 0, code: str = "host-lost") -> EndedRun:
-    failures = [{"host": host, "attempt": 1, "code": code, "what": "w", "at": float(number)} for host in guilty]
+def ended(number: int, *guilty: str, node: int = 0, code: str = "host-lost", what: str = "w") -> EndedRun:
+    failures = [{"host": host, "attempt": 1, "code": code, "what": what, "at": float(number)} for host in guilty]
     line = {"at": float(number), "name": "n", "state": "lost", "attempts": 1, "node": node, "failures": failures}
     return decode(EndedRun, {**line, "run_id": RUN.format(number)}, "run")
 
@@ -144,4 +144,6 @@ def test_one_failure_those_of_all_hosts_and_those_of_the_script_are_no_reason() 
     for code in ("script-exception", "worker-sigkilled"):  # somebody has killed the rank
         runs = [ended(number, "a", code=code) for number in range(5)]
         assert find_unreliable({"a": runs, "b": runs}) == ()
+    runs = [ended(number, "a", what="host lost, as was b: no majority is left") for number in range(5)]
+    assert find_unreliable({"a": runs, "b": runs}) == ()
     assert find_unreliable({}) == ()
