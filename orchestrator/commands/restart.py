@@ -18,7 +18,7 @@ from ..output.mask import hide_credentials
 from ..runs import ending, recent, registry
 from ..runs.ending import KillTargets
 from . import code_watch, in_job
-from .context import find_run, load_inventory, load_inventory_of_run, open_fleet, stderr_console, whoami
+from .context import find_run_early, load_inventory, load_inventory_of_run, open_fleet, stderr_console, whoami
 from .up import UpOptions, up
 
 STOP_WINDOW = 600.0  # s, on top of grace and lease, for a run to save a snapshot and end
@@ -30,7 +30,7 @@ def restart(run_name: str, inventory_path: str | None, *, detach: bool, settings
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory) as fleet:
-        run = find_run(fleet, inventory, run_name, console).run
+        run = find_run_early(fleet, inventory, run_name, console).run  # `up` asks silent hosts again
         options, started = _options_of(run)
         if inventory_path is not None and _is_another_file(inventory_path, started.inventory):
             console.note(f"the new run uses {inventory_path}; run {run.run_id} was started with {started.inventory}")
