@@ -39,6 +39,8 @@ class Prepared:
     carried: Carried | None = None
     """None: nothing."""
     left_behind: LeftBehind | None = None
+    resumed_with: str | None = None
+    """`run.resume` of the newest run of the same name; None: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,11 @@ def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_js
             )
         head = next(name for name, number in run.all_nodes.items() if number == run.head)
         if head not in hosts or head in lookup.listing.failed:
-            raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
+            restart = advice.about(run, lookup.listing.runs, inventory.path).command("restart")
+            raise UnreachableError(
+                f"{head}, the head of run {run.run_id}, cannot be reached. To start the run again without it: "
+                f"{restart} --hosts PATTERN"
+            )
         newcomer.add(run, hosts[host_name], hosts[head], inventory, fleet, by=whoami(), warn=console.warning)
     if as_json:
         print(json.dumps({"run_id": run.run_id, "host": host_name}, indent=2))

@@ -63,9 +63,10 @@ def kill(run: str | None, inventory: str | None, hosts: str | None, **options: A
 @click.command(cls=Command, short_help="stop a run and start it again")
 @click.argument("run", shell_complete=completion.run)
 @click.option("-d", "--detach", is_flag=True, help="Return when the run has started again, and print its id.")
+@click.option("--hosts", metavar="PATTERN", help="Use these hosts, instead of those of `up --hosts`.")
 @SET
 @INVENTORY_OF_GIVEN_RUN
-def restart(run: str, inventory: str | None, detach: bool, settings: tuple[str, ...]) -> None:
+def restart(run: str, inventory: str | None, detach: bool, hosts: str | None, settings: tuple[str, ...]) -> None:
     """Stop RUN, and start it again with the same inventory, arguments and name. If RUN has ended, only start it.
 
     If its script handles run.snapshot_signal, it saves a snapshot before it stops. The new run has the same output
@@ -74,7 +75,7 @@ def restart(run: str, inventory: str | None, detach: bool, settings: tuple[str, 
     """
     from . import restart as restart_command
 
-    sys.exit(restart_command.restart(run, inventory, detach=detach, settings=settings))
+    sys.exit(restart_command.restart(run, inventory, detach=detach, hosts=hosts, settings=settings))
 
 
 @click.command(cls=Command, short_help="send a signal to the ranks of a run")

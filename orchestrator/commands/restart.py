@@ -25,8 +25,10 @@ STOP_WINDOW = 600.0  # s, on top of grace and lease, for a run to save a snapsho
 LOOK_EVERY = 0.5  # s
 
 
-def restart(run_name: str, inventory_path: str | None, *, detach: bool, settings: Sequence[str] = ()) -> int:
-    """`settings`: KEY=VALUE of the inventory, besides those that the run was started with."""
+def restart(
+    run_name: str, inventory_path: str | None, *, detach: bool, hosts: str | None = None, settings: Sequence[str] = ()
+) -> int:
+    """`hosts`: None: those that the run was started with. `settings`: KEY=VALUE, besides those that it had."""
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with open_fleet(inventory) as fleet:
@@ -36,11 +38,12 @@ def restart(run_name: str, inventory_path: str | None, *, detach: bool, settings
             console.note(f"the new run uses {inventory_path}; run {run.run_id} was started with {started.inventory}")
             started = replace(started, inventory=str(Path(inventory_path).resolve()), inventory_changed=False)
         options = replace(options, settings=(*options.settings, *settings))
+        options = options if hosts is None else replace(options, hosts=hosts)
         changed = load_inventory(started.inventory, settings=options.settings)  # before anything is stopped
         in_job.find_job(changed, detach=detach, requeue=False)
         if run.unfinished:
-            hosts = [host for host in inventory.machines if host.name in run.parts]
-            _stop(run, hosts, inventory, fleet, console)
+            of_run = [host for host in inventory.machines if host.name in run.parts]
+            _stop(run, of_run, inventory, fleet, console)
     if started.inventory_changed:
         console.warning(f"{started.inventory} has changed since run {run.run_id} was started; the new one is used")
     os.chdir(started.folder)
@@ -81,7 +84,7 @@ def _stop(run: registry.Run, hosts: Sequence[Host], inventory: Inventory, fleet:
     console.step(f"stopping run {run.run_id}, with a snapshot if its script saves one")
     question = {"run_id": run.run_id, "by": f"{whoami()}{registry.RESTART}"}
     results = fleet.each(hosts, lambda _, session: session.request(FINISH, question), "asking it to stop")
-    if not results.done:
+    if not results.done or run.state == "waiting":  # nothing runs that could save a snapshot
         for line in fold_failures(results.failed):
             console.warning(line)
         targets = KillTargets(runs=(run.run_id,), run_grace=run.grace, lease=run.lease)

@@ -77,8 +77,9 @@ def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutR
 
 def _describe_forgetful(run: registry.Run, host: str, about: advice.AboutRun) -> str:
     return (
-        f"{NO_RECORD}, so it cannot come back to it. If this is a new machine, give it another name in the inventory, "
-        f"then: {about.command('add')} NAME. Or start the run again with all hosts: {about.command('restart')}"
+        f"{NO_RECORD}, so it cannot come back to it. To go on with this machine, start the run again: "
+        f"{about.command('restart')}. Or, with torchrun or direct, give it another name in the inventory, then: "
+        f"{about.command('add')} NAME"
     )
 
 

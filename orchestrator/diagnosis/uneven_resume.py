@@ -24,6 +24,7 @@ STAYS = re.compile(
     r"|the output folder of (?P<other>\S+) has files, and run\.resume is none)"
 )
 """As node/roles/outputs_advice.py says it."""
+_RESUMES = re.compile(r"\bresum\w*\b.{0,80}?\b(?P<unit>step|epoch)s?\b\D{0,4}(?P<number>\d+)", re.IGNORECASE)
 _EPOCH = re.compile(r"\bepoch[ :=#]*(\d+)", re.IGNORECASE)
 
 
@@ -99,6 +100,8 @@ def _find_places(
     of_attempt = [line for line in lines if line.attempt == attempt and line.rank is not None]
     lengths = Counter((line.rank, line.stream) for line in of_attempt)
     complete = [line for line in of_attempt if lengths[line.rank, line.stream] < whole]
+    if said := _find_said(of_attempt):
+        return said
     hosts = dict.fromkeys(line.host for line in of_attempt)
     for unit in RESUMED:
         numbers: dict[str, list[int]] = {}
@@ -117,6 +120,20 @@ def _find_places(
         if attempt == 1 and silent and resumed and set(resumed) == set(numbers) and not set(resumed) & set(empty):
             return f"at {unit} {least}", resumed, silent
     return None
+
+
+def _find_said(lines: Sequence[Line]) -> tuple[str, Sequence[str], Sequence[str]] | None:
+    """The same, where ranks say at which step they resume, as `resumed at step 60`, and the hosts differ."""
+    said: dict[str, tuple[str, int]] = {}
+    for line in lines:
+        if found := _RESUMES.search(line.text):
+            said.setdefault(line.host, (found["unit"].lower(), int(found["number"])))
+    unit, most = max(said.values(), default=("", 0), key=lambda one: one[1])
+    if len({one for _, one in said.values()}) < 2 or any(other != unit for other, _ in said.values()):
+        return None
+    least = min(number for _, number in said.values())
+    behind = [host for host, (_, number) in said.items() if number < most]
+    return f"at {unit} {least} on {fold(behind)}, but at {unit} {most}", sorted(set(said) - set(behind)), behind
 
 
 def _resumed(unit: str, numbers: Mapping[str, Sequence[int]], attempt: int) -> list[str]:

@@ -360,7 +360,16 @@ def _describe_lacking(answers: Mapping[str, Prepared], resolved: Plan) -> str:
     sends_itself = code is not None and code.root == str(TRAINER.parent)
     lacking = [node.host.name for node in resolved.team if not answers[node.host.name].resumes]
     # run.output may be a disk of all hosts, which another check looks at
-    if not lacking or sends_itself or run.resume != "none" or run.output:
+    if sends_itself or run.resume != "none" or run.output:
+        return ""
+    before = {answers[node.host.name].resumed_with for node in resolved.team} - {"none", None}
+    if before and len(resolved.team) > 1:
+        flag = f"run.resume={min(map(str, before))}"
+        return (
+            f"the run before of this name had {flag}, and this one has not, so ranks may load snapshots of different "
+            f"steps. If that is not meant, stop the run, and start it with `--set {flag}`"
+        )
+    if not lacking:
         return ""
     return (
         f"{fold(lacking)}: the output folder of {resolved.name} is empty, so ranks there may begin at the first step. "

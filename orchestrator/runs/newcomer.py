@@ -90,7 +90,7 @@ def _check_run(run: Run, host: Host, blueprint: Blueprint) -> None:
     if launcher.scope == "host":
         raise UsageError(
             f"run {run.run_id} uses run.launcher {launcher.name}, which is started once on each host. Such runs take "
-            f"no host later. Start it again with {host.name}: ddp-orch restart {run.run_id}"
+            f"no host later. Start it again with {host.name}: ddp-orch restart {run.run_id} --hosts PATTERN"
         )
     if blueprint.spec.contact.port is None:
         raise UsageError(

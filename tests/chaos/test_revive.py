@@ -122,6 +122,29 @@ def test_revive_brings_a_host_back_that_nobody_follows(lab3: Lab) -> None:
 
 
 @pytest.mark.short
+@pytest.mark.timeout(180)
+def test_a_run_that_waits_for_its_head_is_restarted_at_once_on_the_hosts_that_are_left(lab3: Lab) -> None:
+    inventory = lab3.inventory(run={**RESTARTS, "rejoin_timeout": 600})
+    words = ("--name", "mine", "--hosts", "node-[0-1]")
+    run_id = start(lab3, inventory, *words, "--", script(lab3, GLOO), "1000", "0.05")
+    wait_until(lambda: lines_of(lab3, inventory, run_id, "--grep", "rank 1 step 5 "), 60, "the run trains")
+    lab3.hosts[0].crash()
+
+    def state() -> str:
+        listed = ok(orch(lab3, "ps", "-i", inventory, "--hosts", "node-1", "--json"))
+        return str(next(run["state"] for run in json.loads(listed.stdout) if run["run_id"] == run_id))
+
+    wait_until(lambda: state() == "waiting", 60, "it waits")
+    again = ok(orch(lab3, "restart", "mine", "-d", "--hosts", "node-[1-2]", "-i", inventory))
+    second = again.stdout.split()[0]
+    wait_until(
+        lambda: lines_of(lab3, inventory, second, "--host", "node-[1-2]", "--grep", "rank 1 step 5 "), 60, "it trains"
+    )
+    lab3.hosts[0].boot()
+    ok(orch(lab3, "kill", second, "--grace", "0", "-i", inventory))
+
+
+@pytest.mark.short
 def test_a_host_that_has_forgotten_the_run_is_not_called_well(lab3: Lab) -> None:
     """As a rented machine that is replaced by a new one under the same name."""
     inventory = lab3.inventory(run={**RESTARTS, "rejoin_timeout": 300})

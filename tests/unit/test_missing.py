@@ -152,6 +152,16 @@ def test_what_the_log_said_at_a_restart_counts_if_only_one_rank_prints_steps(tex
     assert find_uneven_resume([told, *steps(a=120, b=120)], 2, 200) is None
 
 
+def test_ranks_that_say_at_which_step_they_resume_are_believed() -> None:
+    said = [
+        Line(0.0, host, rank, "stdout", 1, f"rank {rank}: resumed from last.pt at {unit} {number}")
+        for rank, (host, unit, number) in enumerate((("a", "step", 60), ("b", "step", 20)))
+    ]
+    found = find_uneven_resume([*said, *first_attempt("step", a=[61, 62], b=[])], 1, 200)
+    assert found is not None and found.hosts == ("b",) and "step 20 on b" in found.message
+    assert find_uneven_resume([said[0], said[0]._replace(host="b")], 1, 200) is None
+
+
 def test_what_a_continued_run_said_at_its_start_counts_for_its_first_attempt() -> None:
     kept = BESIDE.replace(" beside", " of run 20260101-120000-0001 beside")
     silent = [line._replace(text="working") if line.host == "b" else line for line in steps(a=120, b=0)]

@@ -11,7 +11,7 @@ from orchestrator.plan.entrypoint import TRAINER
 from orchestrator.runs import launch
 
 
-def warnings(text: str, resuming: set[str], code: plan.Code | None = None) -> list[str]:
+def warnings(text: str, resuming: set[str], code: plan.Code | None = None, *, before: str | None = None) -> list[str]:
     inventory = model.parse(text, "i.yaml")
     of = plan.make(inventory, run_id="R", name="mine", command=("-u", "x.py"), code=code, env={}, debug=False)
     warned: list[str] = []
@@ -25,7 +25,7 @@ def warnings(text: str, resuming: set[str], code: plan.Code | None = None) -> li
         command_without=lambda _: "",
     )
     names = [node.host.name for node in of.nodes]
-    answers = {name: Prepared(beside=(), resumes=name in resuming) for name in names}
+    answers = {name: Prepared(beside=(), resumes=name in resuming, resumed_with=before) for name in names}
     launch._show_prepared(answers, of, context)
     return warned
 
@@ -52,3 +52,11 @@ def test_nothing_is_said_where_every_rank_finds_the_snapshot_or_there_is_none(te
 def test_the_bundled_trainer_sends_its_snapshots_itself() -> None:
     bundled = plan.Code(sha256="0" * 64, cwd=".", root=str(TRAINER.parent), files=1, size=1)
     assert warnings("hosts: [a, b]", {"a"}, bundled) == []
+
+
+def test_a_run_without_the_run_resume_of_the_one_before_is_told() -> None:
+    (warning,) = warnings("hosts: [a, b]", {"a", "b"}, before="head")
+    assert "--set run.resume=head" in warning
+    assert warnings("hosts: [a, b]", {"a", "b"}, before="none") == []
+    assert warnings("hosts: [a, b]\nrun: {resume: head}", {"a", "b"}, before="head") == []
+    assert warnings("hosts: [a]", {"a"}, before="head") == []

@@ -17,6 +17,7 @@ from . import locks as run_locks
 from .wire import Refused
 
 REACH_WINDOW = 4.0  # s to reach the head's two ports from here
+MOST_EARLIER = 3  # runs of the same name that are searched for snapshots
 FREE_SPACE = 64 * 1024 * 1024  # bytes that the state folder must have left
 
 
@@ -39,7 +40,8 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         spec["cwd"] = _working_folder(spec, folder)
         continues = spec.get("continues")
         carried = _carry_over(continues, spec, folder)
-        left_behind = _left_behind(spec) if continues is None and not state.is_witness(spec) else None
+        earlier = _earlier_runs(spec)
+        left_behind = None if carried and carried["snapshot"] else _left_behind(earlier)
         run_locks.take(spec, locks)
         run_locks.share_output(spec, locks)
         if spec["node"] == 0:
@@ -72,7 +74,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
             os.close(lock)
     try:
         answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes, carried=carried)
-        answer["left_behind"] = left_behind
+        answer.update(left_behind=left_behind, resumed_with=earlier[0][1].get("resume") if earlier else None)
     except Refused:
         abort(control)
         raise
@@ -200,13 +202,19 @@ def _carry_over(run_id: Optional[str], spec: Dict[str, Any], folder: str) -> Opt
     return files if paths else None
 
 
-def _left_behind(spec: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """A snapshot that the newest run of the same name has written beside its code, where this one does not find it."""
-    for run_id, folder in sorted(state.runs(), reverse=True):
-        other = state.read(os.path.join(folder, "spec.json")) or {}
-        if run_id != spec["run_id"] and other.get("name") == spec["name"]:
-            found = beside_code.snapshots(folder, other)
-            return {"run_id": run_id, "file": found[0]} if found else None
+def _earlier_runs(spec: Dict[str, Any]) -> List[Tuple[str, Dict[str, Any]]]:
+    """(folder, spec) of the runs of the same name that had ranks here, the newest first."""
+    known = [(folder, state.read(os.path.join(folder, "spec.json")) or {}) for _, folder in sorted(state.runs())[::-1]]
+    alike = [(folder, other) for folder, other in known if other.get("name") == spec["name"]]
+    return [(folder, other) for folder, other in alike if other.get("run_id") != spec["run_id"]]
+
+
+def _left_behind(earlier: List[Tuple[str, Dict[str, Any]]]) -> Optional[Dict[str, Any]]:
+    """A snapshot that one of these runs, the newest first, has written beside its code."""
+    for folder, spec in earlier[:MOST_EARLIER]:
+        found = beside_code.snapshots(folder, spec)
+        if found:
+            return {"run_id": spec["run_id"], "file": found[0]}
     return None
 
 
