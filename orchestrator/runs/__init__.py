@@ -17,6 +17,7 @@ stand_ins    takes unused hosts in place of unreachable ones
 queueing     waits for the turn of a run on its hosts, and chooses hosts
 queued_runs  puts together the runs that wait, from the tickets on the hosts
 pruning      chooses the finished runs to delete, each from all of its hosts or from none
+inheritance  what a run gets from earlier runs of its name
 launch       prepares all hosts, then starts the run
 timing       how long each phase of a launch takes
 rendezvous   chooses the address where the nodes meet

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..answers.facts import Facts
 from ..answers.operation import Arguments, Operation
-from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, Carried, LeftBehind, Prepared
+from ..answers.prepare import ABORT, PREPARE_HEAD, PREPARE_NODE, START, Prepared
 from ..checks import auto_env
 from ..checks.auto_env import AutoEnv
 from ..checks.findings import render_line
@@ -27,14 +27,13 @@ from ..inventory.selection import select
 from ..output.console import all_but, fold, fold_messages, number_of, size
 from ..output.finding import Finding
 from ..output.lines import rfc3339
-from ..output.terminal import one_line
 from ..plan import description, job_limit, losses, node_spec
 from ..plan import plan as planning
 from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
 from ..plan.snapshot import Snapshot
 from ..ssh.config import by_hand
-from . import bandwidths, ending, examination, pruning, rendezvous, stand_ins
+from . import bandwidths, ending, examination, inheritance, pruning, rendezvous, stand_ins
 from . import probe as preflight
 from .probe import Probed
 from .rendezvous import Rendezvous
@@ -313,69 +312,10 @@ def _show_prepared(answers: Mapping[str, Prepared], resolved: Plan, context: Lau
     for run_id, hosts in neighbours.items():
         kill = advice.command("kill", run_id, inventory=inventory)
         context.warn(f"{fold(hosts)}: run {run_id} is using the same CPUs; stop it with: {kill}")
-    carried = {host: _describe_carried(answer.carried) for host, answer in answers.items() if answer.carried}
-    for line in fold_messages(carried):
-        context.step(f"{line}, which run {context.continues} wrote beside its code")
-    if message := _describe_not_carried(answers, resolved):
-        context.warn(message)
-    left = {host: answer.left_behind for host, answer in answers.items() if answer.left_behind}
-    for line in fold_messages({host: _describe_left_behind(found, inventory) for host, found in left.items()}):
+    for line in inheritance.describe(answers, resolved, context.continues):
+        context.step(line)
+    for line in inheritance.warn(answers, resolved):
         context.warn(line)
-    if resuming := [host for host, answer in answers.items() if answer.resumes]:
-        context.step(f"{fold(resuming)}: the output folder of {resolved.name} has files; the run resumes from them")
-        if message := _describe_lacking(answers, resolved):
-            context.warn(message)
-
-
-def _describe_left_behind(left: LeftBehind, inventory: str) -> str:
-    restart = advice.command("restart", left.run_id, inventory=inventory)
-    return (
-        f"run {left.run_id}, of the same name, wrote {one_line(left.file)} beside its code, where this run does not "
-        f"find it. To continue from it, stop this run, then: {restart}"
-    )
-
-
-def _describe_carried(carried: Carried) -> str:
-    more = carried.count - len(carried.files)
-    return one_line(f"kept {', '.join(carried.files)}{f' and {more} more' if more else ''}")
-
-
-def _describe_not_carried(answers: Mapping[str, Prepared], resolved: Plan) -> str:
-    """The message about hosts that lack a snapshot which others have beside the code; "" if there are none."""
-    carried = {node.host.name: answers[node.host.name].carried for node in resolved.team}
-    snapshots = {host: found.snapshot for host, found in carried.items() if found and found.snapshot}
-    lacking = [host for host in carried if host not in snapshots]
-    if not snapshots or not lacking:
-        return ""
-    host, file = next(iter(snapshots.items()))
-    return (
-        f"{fold(lacking)} does not have {one_line(file)} of {host}, so its ranks may begin at the first step. If they "
-        "must load it too, save it in $DDP_ORCH_OUTPUT_DIR, with run.resume: head (docs/resume.md)"
-    )
-
-
-def _describe_lacking(answers: Mapping[str, Prepared], resolved: Plan) -> str:
-    """The message about hosts where ranks may not find the snapshot that others load; "" if there are none."""
-    run, code = resolved.inventory.run, resolved.code
-    sends_itself = code is not None and code.root == str(TRAINER.parent)
-    lacking = [node.host.name for node in resolved.team if not answers[node.host.name].resumes]
-    # run.output may be a disk of all hosts, which another check looks at
-    if sends_itself or run.resume != "none" or run.output:
-        return ""
-    before = {answers[node.host.name].resumed_with for node in resolved.team} - {"none", None}
-    if before and len(resolved.team) > 1:
-        flag = f"run.resume={min(map(str, before))}"
-        return (
-            f"the run before of this name had {flag}, and this one has not, so ranks may load snapshots of different "
-            f"steps. If that is not meant, stop the run, and start it with `--set {flag}`"
-        )
-    if not lacking:
-        return ""
-    return (
-        f"{fold(lacking)}: the output folder of {resolved.name} is empty, so ranks there may begin at the first step. "
-        "If they must load a snapshot too, stop the run, and start it with `--set run.resume=head` if rank 0 saves, "
-        "or `union` if every rank saves a part (docs/resume.md)"
-    )
 
 
 def _check_alive(sessions: Mapping[str, Session]) -> None:

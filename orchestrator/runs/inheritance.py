@@ -1,0 +1,81 @@
+"""Say what a run gets from the earlier runs of its name, and what some of its hosts lack of it. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ..answers.prepare import Carried, LeftBehind, Prepared
+from ..inventory import advice
+from ..output.console import fold, fold_messages
+from ..output.terminal import one_line
+from ..plan.entrypoint import TRAINER
+from ..plan.plan import Plan
+
+Answers = Mapping[str, Prepared]  # by host
+
+
+def describe(answers: Answers, plan: Plan, continues: str | None) -> Iterator[str]:
+    """What it gets. `continues`: the run that this one starts again."""
+    carried = {host: _describe_carried(answer.carried) for host, answer in answers.items() if answer.carried}
+    for line in fold_messages(carried):
+        yield f"{line}, which run {continues} wrote beside its code"
+    if resuming := [host for host, answer in answers.items() if answer.resumes]:
+        yield f"{fold(resuming)}: the output folder of {plan.name} has files; the run resumes from them"
+
+
+def warn(answers: Answers, plan: Plan) -> Iterator[str]:
+    """What ranks may look for in vain, or find in another state than others."""
+    yield from _warn_of_uncarried(answers, plan)
+    left = {host: answer.left_behind for host, answer in answers.items() if answer.left_behind}
+    yield from fold_messages({host: _describe_left_behind(found, plan) for host, found in left.items()})
+    if any(answer.resumes for answer in answers.values()):
+        yield from _warn_of_outputs(answers, plan)
+
+
+def _describe_left_behind(left: LeftBehind, plan: Plan) -> str:
+    restart = advice.command("restart", left.run_id, inventory=plan.inventory.path)
+    return (
+        f"run {left.run_id}, of the same name, wrote {one_line(left.file)} beside its code, where this run does not "
+        f"find it. To continue from it, stop this run, then: {restart}"
+    )
+
+
+def _describe_carried(carried: Carried) -> str:
+    more = carried.count - len(carried.files)
+    return one_line(f"kept {', '.join(carried.files)}{f' and {more} more' if more else ''}")
+
+
+def _warn_of_uncarried(answers: Answers, plan: Plan) -> Iterator[str]:
+    """If hosts lack a snapshot that others have beside the code."""
+    carried = {node.host.name: answers[node.host.name].carried for node in plan.team}
+    snapshots = {host: found.snapshot for host, found in carried.items() if found and found.snapshot}
+    lacking = [host for host in carried if host not in snapshots]
+    if snapshots and lacking:
+        host, file = next(iter(snapshots.items()))
+        yield (
+            f"{fold(lacking)} does not have {one_line(file)} of {host}, so its ranks may begin at the first step. If "
+            "they must load it too, save it in $DDP_ORCH_OUTPUT_DIR, with run.resume: head (docs/resume.md)"
+        )
+
+
+def _warn_of_outputs(answers: Answers, plan: Plan) -> Iterator[str]:
+    """If ranks may not find the snapshot that others load, or find an older one."""
+    run, code = plan.inventory.run, plan.code
+    sends_itself = code is not None and code.root == str(TRAINER.parent)
+    lacking = [node.host.name for node in plan.team if not answers[node.host.name].resumes]
+    # run.output may be a disk of all hosts, which another check looks at
+    if sends_itself or run.resume != "none" or run.output:
+        return
+    before = {answers[node.host.name].resumed_with for node in plan.team} - {"none", None}
+    if before and len(plan.team) > 1:
+        flag = f"run.resume={min(map(str, before))}"
+        yield (
+            f"the run before of this name had {flag}, and this one has not, so ranks may load snapshots of different "
+            f"steps. If that is not meant, stop the run, and start it with `--set {flag}`"
+        )
+    elif lacking:
+        yield (
+            f"{fold(lacking)}: the output folder of {plan.name} is empty, so ranks there may begin at the first step. "
+            "If they must load a snapshot too, stop the run, and start it with `--set run.resume=head` if rank 0 "
+            "saves, or `union` if every rank saves a part (docs/resume.md)"
+        )
