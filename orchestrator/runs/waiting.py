@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..answers.runs import Waits
 from ..output.console import Console, fold
@@ -14,8 +14,24 @@ DATE = len("2026-01-01T")
 
 def note(run: Run, console: Console) -> None:
     """Print which hosts the run waits for, if it does."""
-    if run.waits:
+    if run.waits and (apart := _parts_apart(run)):
+        sides = " and ".join(f"{fold(hosts)} for {fold(awaited)}" for awaited, hosts in apart.items())
+        until = whole_seconds(rfc3339(run.waits.until))
+        console.note(
+            f"run {run.run_id} waits until {until}: {sides}. All of them answer here, so the network between them may "
+            "be cut"
+        )
+    elif run.waits:
         console.note(f"run {run.run_id} waits for {describe(run.waits.hosts, rfc3339(run.waits.until))}")
+
+
+def _parts_apart(run: Run) -> Mapping[tuple[str, ...], Sequence[str]]:
+    """The hosts that wait, by those that they wait for, if all of these wait themselves."""
+    waiting = {host: part.waits.hosts for host, part in run.parts.items() if part.unfinished and part.waits}
+    apart: dict[tuple[str, ...], list[str]] = {}
+    for host, awaited in sorted(waiting.items()):
+        apart.setdefault(awaited, []).append(host)
+    return apart if len(apart) > 1 and {name for awaited in apart for name in awaited} <= set(waiting) else {}
 
 
 def describe(hosts: Iterable[str], until: str) -> str:

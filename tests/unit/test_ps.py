@@ -98,6 +98,21 @@ def test_a_run_that_waits_for_hosts_is_reported_with_them_and_the_time() -> None
     assert "20260101-120000-0002" in line and "b,c" in line and "2026-01-01T12:01:00Z" in line
 
 
+def test_parts_that_wait_for_each_other_are_told_apart() -> None:
+    awaited = {"a": ["c", "d"], "b": ["c", "d"], "c": ["a", "b"], "d": ["a", "b"]}
+    known = {"hosts": list("abcd"), "nprocs": [1] * 4, "state": "waiting"}
+    parts = {
+        host: part_of(**known, host=host, node=node, waits={"hosts": hosts, "until": NOON})
+        for node, (host, hosts) in enumerate(awaited.items())
+    }
+    for answering, is_cut in (("abcd", True), ("abc", False), ("ab", False)):
+        out = io.StringIO()
+        one = Run("20260101-120000-0001", "exp", "waiting", 1, "", {host: parts[host] for host in answering})
+        waiting.note(one, Console(out, False))
+        assert ("a,b for c,d and c,d for a,b" in out.getvalue()) == is_cut
+        assert "waits" in out.getvalue()
+
+
 @pytest.mark.parametrize(("unfit", "revives"), [({}, True), ({"b": ["disk-full"]}, False)])
 def test_a_run_that_waits_for_a_disk_is_not_to_be_revived(unfit: dict[str, list[str]], revives: bool) -> None:
     of_run = {"hosts": ["a", "b"], "nprocs": [1, 1], "state": "waiting", "waits": {"hosts": ["b"], "until": NOON}}
