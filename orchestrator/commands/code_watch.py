@@ -27,6 +27,7 @@ MAX_COMPILED = 500  # files, to know whether they compile
 
 _Stamp = tuple[int, int, int] | None
 """Of a file: mtime in ns, size, inode. None: there is no such file."""
+UNKNOWN: _Stamp = (0, 0, 0)  # that of no file
 
 
 def watch(options: UpOptions) -> int:
@@ -129,6 +130,8 @@ class CodeWatch(Watch):
         broken: Mapping[str, str] = {}  # the error by path
         while not over.wait(LOOK_INTERVAL):
             stamps = _stamps(self._snapshot)
+            if broken and stamps != self._stamps:  # compare all files with the code of the run: an edit may be undone
+                self._stamps = dict.fromkeys(stamps, UNKNOWN)
             changed = _changed(self._snapshot, self._stamps, stamps)
             # a log next to the code may grow all the time
             while changed and not over.wait(LOOK_INTERVAL):
@@ -141,14 +144,14 @@ class CodeWatch(Watch):
                 broken := {path: error for path in suspects if (error := _syntax_error(self._snapshot, path))}
             ):
                 self._console.warning(f"{next(iter(broken.values()))}; the run continues with the code that it has")
-                self.look_again()
+                self._stamps = stamps
             elif changed:
                 names = ", ".join(changed[:MAX_NAMES]) + (", ..." if len(changed) > MAX_NAMES else "")
                 self._console.note(f"{names} changed at {time.strftime('%H:%M:%S')}; restarting")
                 self.has_changed = True
                 return True
-            else:
-                self._stamps = stamps
+            elif stamps != self._stamps:
+                self._stamps, broken = stamps, {}
         return False
 
 

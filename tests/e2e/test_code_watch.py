@@ -69,6 +69,10 @@ def test_a_run_follows_the_edits_of_its_script(folder: Path) -> None:
         os.utime(folder / "train.py")
         (folder / "train.py").write_text("def broken(:")
         wait_for("train.py line 1: ")
+        (folder / "train.py").write_text(LOOP.format(1))  # undone
+        lines = output.read_text().count("a line")
+        wait_for("a line", count=lines + 60)  # in which a change would be seen
+        assert "restarting" not in output.read_text()
         (folder / "train.py").write_text(LOOP.format(2))
         wait_for("train.py changed at ")
         wait_for("this is version 2")
