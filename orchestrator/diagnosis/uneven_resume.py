@@ -36,6 +36,7 @@ CONSEQUENCES = (
     "gloo-recv-timeout",
     "collective-timeout",
     "straggler",
+    "rdzv-store-lost",
 )
 """What it looks like when ranks that began at different steps end at different times."""
 

@@ -113,7 +113,13 @@ def _earlier_causes(
     drained = {line.attempt for line in lines if line.stream == "agent" and DRAINS.match(line.text)}
     ended = sorted(number for number in known - drained if number <= newest)
     ended = [*ended[:1], *ended[1:][1 - MAX_EARLIER_ATTEMPTS :]]
-    return tuple((number, diagnose_earlier_attempt(lines, evidence, number, same_code)) for number in ended)
+
+    def cause(number: int) -> Finding:
+        finding = diagnose_earlier_attempt(lines, evidence, number, same_code)
+        uneven = find_uneven_resume(lines, number, LINES_PER_STREAM[0])
+        return with_uneven_resume([finding], uneven, restarted=False)[0]
+
+    return tuple((number, cause(number)) for number in ended)
 
 
 def _may_be_of_others(finding: Finding) -> bool:

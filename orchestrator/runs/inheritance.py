@@ -20,7 +20,7 @@ def describe(answers: Answers, plan: Plan, continues: str | None) -> Iterator[st
     for line in fold_messages(carried):
         yield f"{line}, which run {continues} wrote beside its code"
     if resuming := [host for host, answer in answers.items() if answer.resumes]:
-        yield f"{fold(resuming)}: the output folder of {plan.name} has files; the run resumes from them"
+        yield f"{fold(resuming)}: the output folder of {plan.name} has files; {_describe_resume(plan)}"
 
 
 def warn(answers: Answers, plan: Plan) -> Iterator[str]:
@@ -38,6 +38,20 @@ def _describe_left_behind(left: LeftBehind, plan: Plan) -> str:
         f"run {left.run_id}, of the same name, wrote {one_line(left.file)} beside its code, where this run does not "
         f"find it. To continue from it, stop this run, then: {restart}"
     )
+
+
+def _describe_resume(plan: Plan) -> str:
+    if not _has_own_outputs(plan) or len(plan.team) == 1:
+        return "the run resumes from them"
+    return "run.resume is none, so the ranks of each host find only its own (docs/resume.md)"
+
+
+def _has_own_outputs(plan: Plan) -> bool:
+    """Whether nothing brings the output folders of the hosts to agreement."""
+    run, code = plan.inventory.run, plan.code
+    sends_itself = code is not None and code.root == str(TRAINER.parent)
+    # run.output may be a disk of all hosts, which another check looks at
+    return not (sends_itself or run.resume != "none" or run.output)
 
 
 def _describe_carried(carried: Carried) -> str:
@@ -60,11 +74,8 @@ def _warn_of_uncarried(answers: Answers, plan: Plan) -> Iterator[str]:
 
 def _warn_of_outputs(answers: Answers, plan: Plan) -> Iterator[str]:
     """If ranks may not find the snapshot that others load, or find an older one."""
-    run, code = plan.inventory.run, plan.code
-    sends_itself = code is not None and code.root == str(TRAINER.parent)
     lacking = [node.host.name for node in plan.team if not answers[node.host.name].resumes]
-    # run.output may be a disk of all hosts, which another check looks at
-    if sends_itself or run.resume != "none" or run.output:
+    if not _has_own_outputs(plan):
         return
     before = {answers[node.host.name].resumed_with for node in plan.team} - {"none", None}
     if before and len(plan.team) > 1:

@@ -184,7 +184,8 @@ def test_epochs_count_where_no_steps_are_printed() -> None:
 
 def test_hosts_that_resumed_at_different_steps_explain_uneven_inputs_and_nothing_else() -> None:
     uneven, oom = finding("", "file-missing-on-host"), finding("", "cuda-oom")
-    inputs = finding("", "uneven-inputs")
+    inputs, store = finding("", "uneven-inputs"), finding("", "rdzv-store-lost")
+    assert with_uneven_resume([store], uneven)[0].code == "file-missing-on-host"
     assert [one.code for one in with_uneven_resume([inputs], uneven)] == ["file-missing-on-host", "uneven-inputs"]
     assert with_uneven_resume([oom], uneven) == (oom, uneven)
     assert with_uneven_resume([oom], None) == (oom,)

@@ -8,7 +8,7 @@ from orchestrator.answers.prepare import Prepared
 from orchestrator.inventory import model
 from orchestrator.plan import plan
 from orchestrator.plan.entrypoint import TRAINER
-from orchestrator.runs import launch
+from orchestrator.runs import inheritance, launch
 
 
 def warnings(text: str, resuming: set[str], code: plan.Code | None = None, *, before: str | None = None) -> list[str]:
@@ -52,6 +52,21 @@ def test_nothing_is_said_where_every_rank_finds_the_snapshot_or_there_is_none(te
 def test_the_bundled_trainer_sends_its_snapshots_itself() -> None:
     bundled = plan.Code(sha256="0" * 64, cwd=".", root=str(TRAINER.parent), files=1, size=1)
     assert warnings("hosts: [a, b]", {"a"}, bundled) == []
+
+
+def test_it_is_said_that_each_host_resumes_from_its_own_files() -> None:
+    for text, is_said in (
+        ("hosts: [a, b]", True),
+        ("hosts: [a, b]\nrun: {resume: head}", False),
+        ("hosts: [a, b]\nrun: {output: /shared}", False),
+        ("hosts: [a]", False),
+    ):
+        of = plan.make(
+            model.parse(text, "i.yaml"), run_id="R", name="mine", command=("-u", "x.py"), code=None, env={}, debug=False
+        )
+        answers = {node.host.name: Prepared(beside=(), resumes=True) for node in of.nodes}
+        (line,) = inheritance.describe(answers, of, None)
+        assert ("run.resume is none" in line) == is_said
 
 
 def test_a_run_without_the_run_resume_of_the_one_before_is_told() -> None:
