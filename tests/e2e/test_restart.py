@@ -104,13 +104,25 @@ def test_a_host_that_is_down_at_the_start_is_replaced_by_one_beyond_nnodes(lab3:
 @pytest.mark.parametrize(("resume", "advice"), [("none", "run.resume: head"), ("head", "$DDP_ORCH_OUTPUT_DIR")])
 def test_a_restart_tells_of_a_snapshot_that_stays_beside_the_code(lab2: Lab, resume: str, advice: str) -> None:
     saves = """
-import os, sys
-if os.environ["RANK"] == "0":
-    os.makedirs("checkpoints", exist_ok=True)
-    open("checkpoints/last.pt", "w").close()
-sys.exit(os.environ["DDP_ORCH_ATTEMPT"] == "1")
+import os, sys, time
+if os.environ["DDP_ORCH_ATTEMPT"] == "1":
+    if os.environ["RANK"] == "0":
+        os.makedirs("checkpoints", exist_ok=True)
+        open("checkpoints/last.pt", "w").close()
+        sys.exit(1)
+    time.sleep(1e6)
+while not os.path.exists(os.path.expanduser("~/end")):
+    time.sleep(0.05)
 """
-    inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 1, "resume": resume})
-    done = ok(orch(lab2, "up", inventory, "--", script(lab2, saves)))
-    (told,) = [line for line in done.stdout.splitlines() if "checkpoints/last.pt" in line]
-    assert "node-0 has" in told and advice in told
+    inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 1, "resume": resume, "grace": 1})
+    run_id = start(lab2, inventory, "--", script(lab2, saves))
+
+    def told() -> list[str]:
+        return [line["text"] for line in lines_of(lab2, inventory, run_id, "--grep", "checkpoints/last.pt")]
+
+    wait_until(told, 60, "the head tells of it")
+    (line,) = told()
+    assert "node-0 has" in line and advice in line
+    for host in lab2.hosts:
+        (host.home / "end").touch()
+    wait_for_state(lab2, inventory, run_id, "succeeded")
