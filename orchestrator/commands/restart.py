@@ -11,7 +11,7 @@ from pathlib import Path
 from ..answers.signaled import FINISH
 from ..errors import RunFailed, UsageError
 from ..hosts.fleet import Fleet, fold_failures
-from ..inventory import advice
+from ..inventory import advice, selection
 from ..inventory.model import Host, Inventory
 from ..output.console import Console
 from ..output.mask import hide_credentials
@@ -39,7 +39,9 @@ def restart(
             started = replace(started, inventory=str(Path(inventory_path).resolve()), inventory_changed=False)
         options = replace(options, settings=(*options.settings, *settings))
         options = options if hosts is None else replace(options, hosts=hosts)
-        changed = load_inventory(started.inventory, settings=options.settings)  # before anything is stopped
+        # before anything is stopped
+        changed = load_inventory(started.inventory, settings=options.settings)
+        changed = selection.select(changed, options.hosts) if options.hosts is not None else changed
         in_job.find_job(changed, detach=detach, requeue=False)
         if run.unfinished:
             of_run = [host for host in inventory.machines if host.name in run.parts]

@@ -35,6 +35,7 @@ def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: 
     wait_until(lambda: len(lines_of(lab2, inventory, first, "--grep", "begins")) == 2, 60, "both ranks have begun")
     inventory.write_text(inventory.read_text() + "\n# a comment\n")
     ok(orch(lab2, "restart", "job", "--set", "run.graze=3", "-i", inventory), 2)
+    ok(orch(lab2, "restart", "job", "--hosts", "node-[1-7]", "-i", inventory), 2)
     assert runs(lab2, inventory)[first]["state"] == "running"
     again = ok(orch(lab2, "restart", "job", "-d", "--set", "run.max_restarts=3", "-i", inventory))
     assert "has changed since" in again.stderr
