@@ -19,7 +19,7 @@ from ..output.console import Console
 from ..plan.snapshot import FileEntry, Snapshot
 from ..runs import registry
 from .context import stderr_console
-from .up import UpOptions, Watch, up
+from .up import BeforeStart, UpOptions, Watch, up
 
 LOOK_INTERVAL = 0.5  # s; a change counts when nothing has changed for one more interval
 MAX_NAMES = 3  # changed files that are named
@@ -30,13 +30,16 @@ _Stamp = tuple[int, int, int] | None
 UNKNOWN: _Stamp = (0, 0, 0)  # that of no file
 
 
-def watch(options: UpOptions) -> int:
-    """Returns the exit code of the last run, when Ctrl-C ends it or the wait for a change."""
+def watch(options: UpOptions, before_start: BeforeStart | None = None) -> int:
+    """Returns the exit code of the last run, when Ctrl-C ends it or the wait for a change.
+
+    `before_start`: as in `up`, before the first run.
+    """
     if options.detach or options.dry_run or options.requeue:
         raise UsageError("--watch cannot be combined with --detach, --dry-run or --requeue")
     console = stderr_console()
     watching = CodeWatch(console)
-    code = up(options, watch=watching)
+    code = up(options, watch=watching, before_start=before_start)
     while True:
         if not watching.has_changed:
             if code == Interrupted.exit_code:  # by Ctrl-C, or by a `kill` from somewhere else

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -9,18 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..answers.signaled import FINISH
-from ..errors import RunFailed, UsageError
+from ..checks.findings import render_line
+from ..errors import FindingsError, RunFailed, UsageError
 from ..hosts.fleet import Fleet, fold_failures
-from ..inventory import advice, selection
+from ..inventory import advice
+from ..inventory.advice import complete_commands
 from ..inventory.model import Host, Inventory
 from ..output.console import Console
 from ..output.mask import hide_credentials
-from ..runs import ending, recent, registry
+from ..plan.plan import Plan
+from ..plan.snapshot import Snapshot
+from ..runs import ending, probe, recent, registry
 from ..runs.ending import KillTargets
-from . import code_watch, in_job
-from .context import find_run_early, load_inventory, load_inventory_of_run, open_fleet, stderr_console, whoami
+from . import code_watch
+from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
 from .up import UpOptions, up
 
+CODES_OF_SCRIPT = ("script-import-error", "missing-module-on-host", "remote-workdir-missing")
 STOP_WINDOW = 600.0  # s, on top of grace and lease, for a run to save a snapshot and end
 LOOK_EVERY = 0.5  # s
 
@@ -31,27 +37,47 @@ def restart(
     """`hosts`: None: those that the run was started with. `settings`: KEY=VALUE, besides those that it had."""
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, None, run_name)
-    with open_fleet(inventory) as fleet:
+    with contextlib.ExitStack() as stack:
+        fleet = stack.enter_context(open_fleet(inventory))
         run = find_run_early(fleet, inventory, run_name, console).run  # `up` asks silent hosts again
         options, started = _options_of(run)
         if inventory_path is not None and _is_another_file(inventory_path, started.inventory):
             console.note(f"the new run uses {inventory_path}; run {run.run_id} was started with {started.inventory}")
             started = replace(started, inventory=str(Path(inventory_path).resolve()), inventory_changed=False)
+        elif started.inventory_changed:
+            console.warning(f"{started.inventory} has changed since run {run.run_id} was started; the new one is used")
         options = replace(options, settings=(*options.settings, *settings))
         options = options if hosts is None else replace(options, hosts=hosts)
-        # before anything is stopped
-        changed = load_inventory(started.inventory, settings=options.settings)
-        changed = selection.select(changed, options.hosts) if options.hosts is not None else changed
-        in_job.find_job(changed, detach=detach, requeue=False)
-        if run.unfinished:
+        again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
+
+        def stop(plan: Plan, snapshot: Snapshot | None) -> None:
+            """Called when the new run is planned, so that a mistake in its command does not end the old one."""
             of_run = [host for host in inventory.machines if host.name in run.parts]
-            _stop(run, of_run, inventory, fleet, console)
-    if started.inventory_changed:
-        console.warning(f"{started.inventory} has changed since run {run.run_id} was started; the new one is used")
-    os.chdir(started.folder)
-    again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
-    console.step(f"starting it again: {hide_credentials(again.command(started.inventory))}")
-    return code_watch.watch(again) if again.watch else up(again)
+            if run.unfinished:
+                if not again.skip_check:
+                    _check_script(plan, snapshot, of_run, fleet)
+                _stop(run, of_run, inventory, fleet, console)
+            stack.close()  # the connections
+            console.step(f"starting it again: {hide_credentials(again.command(started.inventory))}")
+
+        os.chdir(started.folder)
+        return code_watch.watch(again, stop) if again.watch else up(again, before_start=stop)
+
+
+def _check_script(plan: Plan, snapshot: Snapshot | None, hosts: Sequence[Host], fleet: Fleet) -> None:
+    """Raises FindingsError if the new run could not start its script. A host that cannot tell is no reason."""
+    script = probe.script_of(snapshot)
+    names = {host.name for host in hosts}
+    nodes = {node.host.name: node for node in plan.nodes if node.host.name in names}
+    asked = fleet.each(
+        [node.host for node in nodes.values()],
+        lambda host, session: probe.ask(session, probe.question(plan, nodes[host.name], script)),
+        "checking its script",
+    )
+    findings = [finding for finding in probe.check_hosts(plan, asked.done) if finding.code in CODES_OF_SCRIPT]
+    if findings:
+        lines = (complete_commands(render_line(finding), plan.inventory.path) for finding in findings)
+        raise FindingsError("\n  ".join(["the new run would fail; the old one continues", *lines]))
 
 
 def _is_another_file(given: str, known: str) -> bool:

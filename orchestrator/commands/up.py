@@ -116,8 +116,19 @@ class Watch:
         return contextlib.nullcontext()
 
 
-def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = None) -> int:
-    """`printer`: takes the lines of an attached run. By default, they are printed."""
+BeforeStart = Callable[[Plan, "ship.Snapshot | None"], None]
+
+
+def up(
+    options: UpOptions,
+    printer: Stage | None = None,
+    watch: Watch | None = None,
+    before_start: BeforeStart | None = None,
+) -> int:
+    """`printer`: takes the lines of an attached run. By default, they are printed.
+
+    `before_start`: called when all is known that this machine can know about the run, before any host is asked.
+    """
     watch = watch or Watch()
     console = stderr_console()
     if options.inventory is None and (code := _offer_inventory()):
@@ -156,6 +167,8 @@ def up(options: UpOptions, printer: Stage | None = None, watch: Watch | None = N
         job_ends_at=in_job.find_end(job, inventory, tied=plan.tie is not None, console=console) if job else None,
         command_without=lambda hosts: options.command(inventory.path, without=hosts),
     )
+    if before_start:
+        before_start(plan, snapshot)
     with open_fleet(inventory) as fleet:
         resolved = _launch(plan, snapshot, fleet, context, options, console)
         about = advice.AboutRun(plan.name, inventory.source or inventory.path)

@@ -36,6 +36,12 @@ def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: 
     inventory.write_text(inventory.read_text() + "\n# a comment\n")
     ok(orch(lab2, "restart", "job", "--set", "run.graze=3", "-i", inventory), 2)
     ok(orch(lab2, "restart", "job", "--hosts", "node-[1-7]", "-i", inventory), 2)
+    script(lab2, RESUMES + "\nif:\n")  # it does not compile any more
+    broken = ok(orch(lab2, "restart", "job", "-d", "-i", inventory), 3).stderr
+    assert "train.py line" in broken and "nothing was started" not in broken
+    (code(lab2) / "train.py").unlink()
+    ok(orch(lab2, "restart", "job", "-d", "-i", inventory), 2)
+    script(lab2, RESUMES)
     assert runs(lab2, inventory)[first]["state"] == "running"
     again = ok(orch(lab2, "restart", "job", "-d", "--set", "run.max_restarts=3", "-i", inventory))
     assert "has changed since" in again.stderr
