@@ -61,6 +61,8 @@ def bench(options: BenchOptions) -> int:
         )
         flags = (*entrypoint.read_trainer_config(inventory), *options.trainer_args)
         entrypoint.trainer_flags(flags, where, inventory.path)
+    if not Path(options.plot).parent.is_dir():
+        raise UsageError(f"--plot {options.plot}: there is no such folder")
     names = [host.name for host in plan.order(inventory) if host.in_team]
     measured: list[tuple[int, BenchResult]] = []
     try:
@@ -220,6 +222,9 @@ def _draw(points: list[Point], path: Path, title: str, console: Console) -> None
         speed.annotate(f"{point.samples_per_second:.0f}", (point.hosts, point.samples_per_second), **text)
         share.annotate(f"{100 * point.efficiency:.0f}", (point.hosts, 100 * point.efficiency), **text)
     figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+        console.note(f"plot: {path}")
+    except (OSError, ValueError) as error:  # ValueError: an unknown format
+        console.warning(f"no plot was drawn: {path}: {getattr(error, 'strerror', None) or error}")
     pyplot.close(figure)
-    console.note(f"plot: {path}")

@@ -22,6 +22,7 @@ from .context import stderr_console
 from .up import BeforeStart, UpOptions, Watch, up
 
 LOOK_INTERVAL = 0.5  # s; a change counts when nothing has changed for one more interval
+LEAVE_WINDOW = 5.0  # s; it may be waiting for a host that does not answer
 MAX_NAMES = 3  # changed files that are named
 MAX_COMPILED = 500  # files, to know whether they compile
 
@@ -100,7 +101,7 @@ class CodeWatch(Watch):
             yield
         finally:
             over.set()
-            thread.join()
+            thread.join(LEAVE_WINDOW)
 
     def wait(self) -> None:
         """Wait for a change."""

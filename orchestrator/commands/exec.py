@@ -11,7 +11,7 @@ from typing import TextIO
 
 from ..errors import Interrupted, OrchError, UsageError
 from ..hosts.bootstrap import login_bash
-from ..hosts.fleet import NO_PROGRESS, Output, each, fold_failures, reasons
+from ..hosts.fleet import NO_PROGRESS, CutOffError, Output, each, fold_failures, reasons
 from ..inventory.model import Host
 from ..output.console import Console, fold, fold_messages, size
 from ..output.terminal import tame
@@ -30,6 +30,7 @@ def execute(
     inventory = load_inventory(path, hosts)
     machines = inventory.hosts or inventory.machines  # the witness only if no other host is selected
     outputs: dict[str, Output] = {}
+    cut_off: dict[str, CutOffError] = {}
     with open_fleet(inventory) as fleet:
         fleet.prepare(machines)
         shown = Stream(console, len(machines)) if stream else None
@@ -39,6 +40,10 @@ def execute(
             try:
                 line = _shell_line(host, command, setup)
                 output = fleet.run_on(host, line, lambda name, data: live.take(host.name, name, data))
+            except CutOffError as error:
+                if not stream:
+                    cut_off[host.name] = error
+                raise
             finally:
                 live.end(host.name)
             outputs[host.name] = Output(output.status, "", "") if stream else output
@@ -56,11 +61,11 @@ def execute(
                 host.name: _interrupted(host.name, still_running) for host in machines if host.name not in finished
             }
             console.status("")
-            _print_results(finished, stopped, console, as_json)
+            _print_results(finished, stopped, {}, console, as_json)
             raise
     console.status("")
     outputs = {host.name: outputs[host.name] for host in machines if host.name in outputs}
-    _print_results(outputs, failed, console, as_json)
+    _print_results(outputs, failed, cut_off, console, as_json)
     codes = [output.status for output in outputs.values()] + [error.exit_code for error in failed.values()]
     return max(codes, default=0)
 
@@ -70,15 +75,23 @@ def _interrupted(host: str, still_running: frozenset[str]) -> Interrupted:
 
 
 def _print_results(
-    outputs: Mapping[str, Output], failed: Mapping[str, OrchError], console: Console, as_json: bool
+    outputs: Mapping[str, Output],
+    failed: Mapping[str, OrchError],
+    cut_off: Mapping[str, CutOffError],
+    console: Console,
+    as_json: bool,
 ) -> None:
+    """`cut_off`: those of `failed` that have printed something."""
+    printed: dict[str, Output | CutOffError] = {**outputs, **cut_off}
     if as_json:
         answers = [_as_dict(host, output.status, output.stdout, output.stderr) for host, output in outputs.items()]
-        answers += [_as_dict(host, None, "", "", reason) for host, reason in reasons(failed).items()]
+        for host, reason in reasons(failed).items():
+            stdout, stderr = (printed[host].stdout, printed[host].stderr) if host in printed else ("", "")
+            answers.append(_as_dict(host, None, stdout, stderr, reason))
         print(json.dumps(answers, indent=2))
     else:
-        _print_folded({host: output.stdout for host, output in outputs.items()}, sys.stdout)
-        _print_folded({host: output.stderr for host, output in outputs.items()}, sys.stderr)
+        _print_folded({host: output.stdout for host, output in printed.items()}, sys.stdout)
+        _print_folded({host: output.stderr for host, output in printed.items()}, sys.stderr)
         for line in fold_messages(
             {host: f"exit code {output.status}" for host, output in outputs.items() if output.status}
         ):

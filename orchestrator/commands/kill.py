@@ -77,7 +77,7 @@ def kill(
         result, listing, runs = _end_runs(options, fleet, console)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
-    _print_result(result, runs, inventory.path, console)
+    print_result(result, runs, inventory.path, console)
     for run in runs:
         if forgetful := listing.forgetful(run):
             console.warning(
@@ -283,7 +283,7 @@ def _parse_forced(pairs: Sequence[str], hosts: Sequence[str]) -> dict[str, tuple
     return pids
 
 
-def _print_result(result: KillProof, runs: Sequence[Run], inventory: str, console: Console) -> None:
+def print_result(result: KillProof, runs: Sequence[Run], inventory: str, console: Console) -> None:
     for line in fold_failures(result.failed):
         console.error(line)
     for host, process in result.remaining:

@@ -112,7 +112,9 @@ def logs(options: LogsOptions) -> int:
             if not options.follow:
                 lookup = wait_for_rest(lookup, inventory, options.run, console)
         except KeyboardInterrupt:
-            if options.follow and run.unfinished:
+            if not options.follow:
+                raise
+            if run.unfinished:
                 console.note(f"the run continues; to stop it: {about.command('kill')}")
             return 0
         if options.follow:

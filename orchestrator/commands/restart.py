@@ -123,7 +123,8 @@ def _stop(run: registry.Run, hosts: Sequence[Host], inventory: Inventory, fleet:
     while True:
         listing = registry.find(fleet, hosts)
         now = next((other for other in listing.runs if other.run_id == run.run_id), None)
-        if now is None or not any(part.unfinished for part in now.parts.values()):
+        is_known = now is not None or len(listing.failed) < len(hosts)  # else no host has answered
+        if is_known and not (now and any(part.unfinished for part in now.parts.values())):
             return
         if time.monotonic() > deadline:
             kill = advice.command("kill", run.run_id, inventory=inventory.path)

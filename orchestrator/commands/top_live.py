@@ -23,6 +23,7 @@ from ..inventory.model import Host
 from ..output.console import Console, wants_colour
 from ..output.lines import Mask
 from ..runs import ending, registry
+from . import kill
 from .board import SORTS, Look, Screen, order, render
 from .curves import History
 
@@ -228,7 +229,10 @@ class LiveBoard:
             return
         self._console.note("stopping the run gracefully ...")
         targets = ending.KillTargets(runs=(self._run.run_id,), run_grace=self._run.grace, lease=self._run.lease)
-        ending.kill(self._fleet, self._source.hosts, targets, grace=None, by="top")
+        proof = ending.kill(self._fleet, self._source.hosts, targets, grace=None, by="top")
+        kill.print_result(proof, [self._run], self._inventory, self._console)
+        if proof.failed or proof.remaining:
+            self._ask("press Enter to return to the board")
 
     @staticmethod
     def _ask(question: str) -> str:

@@ -201,8 +201,16 @@ Listener = Callable[[str, bytes], None]
 """Gets the name of a stream, stdout or stderr, and what a command has written to it. Other threads call it."""
 
 
+class CutOffError(UnreachableError):
+    """It is not known how a command ended."""
+
+    def __init__(self, message: str, stdout: str, stderr: str) -> None:
+        super().__init__(message)
+        self.stdout, self.stderr = stdout, stderr
+
+
 def _output(name: str, pipe: Pipe, listener: Listener | None) -> Output:
-    """Raises UnreachableError."""
+    """Raises CutOffError."""
     kept = bytearray()
     size = 0
     if listener is not None:
@@ -213,9 +221,10 @@ def _output(name: str, pipe: Pipe, listener: Listener | None) -> Output:
         size += len(data)
         kept += data[: MAX_OUTPUT - len(kept)]
     status = pipe.exit_status(EXEC_STATUS_WINDOW)
+    stdout, stderr = _text(bytes(kept)), _text(pipe.stderr())
     if status is None:
-        raise UnreachableError(f"{name}: the connection was lost, or a signal ended the command")
-    return Output(status, _text(bytes(kept)), _text(pipe.stderr()), size - len(kept))
+        raise CutOffError(f"{name}: the connection was lost, or a signal ended the command", stdout, stderr)
+    return Output(status, stdout, stderr, size - len(kept))
 
 
 def _text(data: bytes) -> str:

@@ -115,7 +115,10 @@ class Session:
         """Wait for the stub after the output of the login shell, and send the program if the host does not have it."""
         status, rest = self._read_marker(b"", nonce, python)
         if status == "need":
-            self._pipe.send(program.data)
+            try:
+                self._pipe.send(program.data)
+            except OSError as error:
+                raise SessionLost(f"{self.host}: {error}, while the node program was sent") from error
             status, rest = self._read_marker(rest, nonce, python)
         if status.startswith("old "):
             raise Refused(

@@ -20,6 +20,15 @@ _FOLDABLE = re.compile(r"[A-Za-z0-9._-]+")
 _WITH_STATUS: weakref.WeakSet[TextIO] = weakref.WeakSet()  # streams with a status line, of whichever Console
 
 
+def columns_of(stream: TextIO) -> int:
+    """The width of the terminal that a stream is. Stdout may be another one, or a file."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    return columns or shutil.get_terminal_size().columns
+
+
 class Console:
     """Writes whole lines to one stream. If its reader has gone away, or its disk is full, messages are discarded."""
 
@@ -46,7 +55,7 @@ class Console:
     def status(self, message: str) -> None:
         """On a terminal, show a status line until the next message or status. `""` removes it."""
         if self._stream.isatty() and os.environ.get("TERM") != "dumb":
-            width = shutil.get_terminal_size().columns - 1
+            width = columns_of(self._stream) - 1
             if message or self._stream in _WITH_STATUS:
                 text = cut(one_line(message), width)
                 self._write(f"\r\x1b[K{_DIM}{text}{RESET}\r" if self._colour and text else f"\r\x1b[K{text}\r")

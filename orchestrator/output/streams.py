@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import select
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,16 +20,30 @@ class _Descriptor(io.FileIO):
         self._stream = name
 
     def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of `data`, also to a terminal or pipe that another program has made non-blocking."""
+        rest = memoryview(data).cast("B")
         try:
-            return super().write(data)
-        except (BrokenPipeError, BlockingIOError):
+            while rest:
+                written = super().write(rest)
+                if written is None:
+                    select.select([], [self], [])
+                else:
+                    rest = rest[written:]
+        except BrokenPipeError:
             raise
         except OSError as error:
             raise OutputError(f"cannot write to {self._stream}: {error.strerror}") from error
+        return memoryview(data).nbytes
 
 
 def set_up() -> None:
-    """Replace sys.stdout and sys.stderr, unless a caller of this program has replaced them."""
+    """Replace sys.stdout and sys.stderr, unless a caller of this program has replaced them.
+
+    Streams that were closed when the program was started are the null device from now on.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from ..errors import UsageError
+from ..errors import OutputError, UsageError
 from ..output.lines import LINE_LIMIT, Line, Mask, Painter, presentable
 from ..plan.code_files import make_results_folder
 
@@ -20,7 +21,8 @@ class LogFiles:
     """`FOLDER/attempt-1/rank-03.stdout.log`, `FOLDER/attempt-1/node-0.agent.log`, ..., `FOLDER/merged.log`.
 
     Text is masked and tamed as on the screen, and without colour. The merged file has times and tags. Existing files
-    are replaced; only the user can read the files. Raises UsageError if one cannot be written.
+    are replaced; only the user can read the files. Raises UsageError if one cannot be opened, OutputError if it
+    cannot be written.
     """
 
     def __init__(self, folder: Path, hosts: Sequence[str], mask: Mask) -> None:
@@ -53,7 +55,8 @@ class LogFiles:
             merged.append(self._painter.paint(line) + "\n")
         texts[self.merged] = merged
         for path, path_texts in texts.items():
-            self._file(path).write("".join(path_texts))
+            with _telling(path):
+                self._file(path).write("".join(path_texts))
 
     def _path(self, line: Line) -> Path:
         name = f"{line.host}.agent" if line.rank is None else f"rank-{line.rank:02}.{line.stream}"
@@ -65,7 +68,8 @@ class LogFiles:
     def _open(self, path: Path) -> TextIO:
         while len(self._files) >= MAX_OPEN:
             oldest = next(known for known in self._files if known != self.merged)
-            self._files.pop(oldest).close()
+            with _telling(oldest):
+                self._files.pop(oldest).close()
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if path in self._known else os.O_TRUNC)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,5 +82,15 @@ class LogFiles:
         return file
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        for path, file in self._files.items():
+            with _telling(path):
+                file.close()
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """Raises OutputError for a file that cannot be written, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"--output: {path}: {error.strerror}") from error

@@ -83,6 +83,7 @@ class _Feeder:
         """The user has typed the escape."""
         self._woken, self._wake = os.pipe()
         self._room = WINDOW
+        self._counting = threading.Lock()  # of `_room`
         self._resized = False
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -92,7 +93,8 @@ class _Feeder:
         self._thread.start()
 
     def make_room(self, count: int) -> None:
-        self._room += count
+        with self._counting:
+            self._room += count
         self._notify()
 
     def resize(self) -> None:
@@ -127,7 +129,8 @@ class _Feeder:
                 if os.isatty(handle) and escape.is_typed(data):
                     self.left = True
                     return leave()
-                self._room -= len(data)
+                with self._counting:
+                    self._room -= len(data)
                 send({"end": True} if ended else {}, data)
 
 
@@ -178,6 +181,8 @@ def _write(stream: str, data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(handle, rest) :]
+        except BlockingIOError:  # another program has made the terminal non-blocking
+            select.select([], [handle], [])
         except BrokenPipeError:
             raise
         except OSError as error:

@@ -115,8 +115,9 @@ class Progress(NoProgress):
             self._connection_phases[host] = phase
 
     def finish(self, host: str, failure: str = "") -> None:
-        self._failures[host] = failure
-        self._phases[host] = FAILED if failure else DONE
+        if host in self._phases:
+            self._failures[host] = failure
+            self._phases[host] = FAILED if failure else DONE
 
     @contextlib.contextmanager
     def track(self, hosts: Sequence[str]) -> Iterator[None]:

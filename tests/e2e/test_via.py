@@ -69,6 +69,12 @@ def test_a_cut_host_is_reported_and_slows_no_other(lab3: Lab) -> None:
 
 
 @pytest.mark.lab
+def test_a_command_that_a_signal_ends_has_printed_what_it_has_printed(lab2: Lab) -> None:
+    result = orch(lab2, "exec", lab2.inventory(), "--hosts", "node-0", "--", "echo before; kill -KILL $$")
+    assert (result.returncode, result.stdout) == (4, "node-0: before\n")
+    assert "signal" in result.stderr
+
+
 def test_a_shared_connection_serves_a_host_that_also_requires_a_password(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab(2, sshd_options={"AuthenticationMethods": "publickey,password", "PasswordAuthentication": "yes"})
     digest = subprocess.run(["openssl", "passwd", "-6", PASSWORD], capture_output=True, text=True, check=True).stdout

@@ -293,6 +293,17 @@ def test_a_host_that_never_says_hello_is_given_up(monkeypatch: pytest.MonkeyPatc
     silent.close()  # as whoever dialled does; else its reader would read on for as long as we live
 
 
+def test_a_connection_that_is_lost_while_the_node_program_is_sent_is_no_bug() -> None:
+    class Cut(Relay):
+        def recv(self, size: int, timeout: float | None) -> bytes:
+            return b"\nNONCE need\n"
+
+    relay = Cut(lambda relay, request: None)
+    relay.closed.set()
+    with pytest.raises(SessionLost, match=r"^a: "):
+        session(relay)
+
+
 def test_a_login_that_drips_bytes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Dripping(Relay):
         def recv(self, size: int, timeout: float | None) -> bytes:

@@ -173,6 +173,31 @@ def test_output_that_cannot_be_written_is_an_error(tmp_path: Path, unbuffered: s
     assert wrong.returncode == UsageError.exit_code  # the message is lost, the exit code is not
 
 
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_stream_is_no_bug(tmp_path: Path, closed: int) -> None:
+    (tmp_path / "inventory.yaml").write_text("hosts: [{name: here, address: localhost}]\n")
+    argv = [sys.executable, "-m", "orchestrator.cli", "exec", "inventory.yaml", "--", "echo hi; echo hi >&2"]
+    shell = ["bash", "-c", f'exec "$@" {closed}>&-', "bash", *argv]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    said = ["" if closed == number else "here: hi\n" for number in (1, 2)]
+    assert (result.returncode, [result.stdout, result.stderr]) == (0, said)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_does_not_block_gets_all_lines(tmp_path: Path, unbuffered: str) -> None:
+    (tmp_path / "inventory.yaml").write_text("hosts: [{name: here, address: localhost}]\n")
+    argv = [sys.executable, "-m", "orchestrator.cli", "exec", "inventory.yaml", "--", "seq 50000"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading) as pipe:
+        process = subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=writing)
+        os.close(writing)
+        assert pipe.read().splitlines() == [f"here: {number}" for number in range(1, 50001)]
+        assert process.wait(20) == 0
+
+
 def test_a_bug_is_70() -> None:
     code = "from orchestrator.cli import guarded; raise SystemExit(guarded(lambda: 1 / 0))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

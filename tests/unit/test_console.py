@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -34,6 +39,15 @@ def test_a_status_is_for_terminals_and_makes_no_lines(monkeypatch: pytest.Monkey
         console.note("done")
     assert pipe.getvalue() == "done\n"
     assert terminal.getvalue() == "\r\x1b[K3 s step 1 \r\r\x1b[Kdone\n"
+
+
+def test_a_status_fits_the_terminal_that_it_is_shown_on() -> None:
+    reading, writing = pty.openpty()
+    fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    with open(writing, "w") as terminal:
+        Console(terminal, colour=False).status("connecting to a host of a long name")
+        assert len(os.read(reading, 100).decode().replace("\x1b[K", "").strip()) == 19
+    os.close(reading)
 
 
 def test_only_the_label_is_coloured() -> None:

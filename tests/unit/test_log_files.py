@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import stat
 from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.errors import OutputError, UsageError
 from orchestrator.output.lines import LINE_LIMIT, Line, Mask
 from orchestrator.runs import log_files
 from orchestrator.runs.log_files import LogFiles
@@ -44,6 +47,22 @@ def test_more_ranks_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.M
     for rank in range(7):
         lines = (tmp_path / f"attempt-1/rank-{rank:02}.stdout.log").read_text().splitlines()
         assert lines == [f"line {number}" for number in range(30) if number % 7 == rank]
+
+
+def test_a_full_disk_is_an_error_of_the_output(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=os.strerror(errno.EFBIG)):
+        fill(LogFiles(tmp_path, ["node-0"], Mask()))
+
+
+def fill(files: LogFiles) -> None:
+    """Write more than a file may have."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        files.add([line("x" * 10_000, 0)])
+        files.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_files_that_were_there_are_replaced(tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ def test_a_late_word_of_a_connection_does_not_bring_a_host_back() -> None:
         shown.set_phase("a", "running")
         shown.set_connection_phase("a", "connecting")
         shown.set_connection_phase("a jump host", "connecting")
+        shown.finish("b", "a host that an earlier command has asked")
         assert shown.rows(clock.now) == [Row("a", DONE, 0.0)]
 
 
