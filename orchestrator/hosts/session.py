@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from ..answers.operation import Arguments, Operation, Streaming
 from ..errors import OrchError, UnreachableError
 from ..node.serve import wire
 from ..output.terminal import one_line
+from ..ssh.noise import NoMarker, read_marker
 from ..ssh.pipe import Connection
 from .bootstrap import bootstrap_command, interpreter_of
 from .limits import ANSWER_LIMIT, LIMITS, WAITS_FOR, WAITS_FOR_FILES
@@ -22,7 +24,6 @@ from .node_program import NodeProgram
 
 A = TypeVar("A")
 D = TypeVar("D")
-NOISE_LIMIT = 64 * 1024  # bytes that a login shell may print before the marker
 PING_EVERY = 5.0  # s
 DEAD_AFTER = 14.0  # s without a frame after which the host counts as lost; the relay answers every PING at once
 UPLOAD_DEAD_AFTER = 60.0  # s, the same during an upload: a PING waits behind some MiB on a slow line
@@ -131,26 +132,18 @@ class Session:
         return rest
 
     def _read_marker(self, seen: bytes, nonce: bytes, python: str) -> tuple[str, bytes]:
-        deadline = time.monotonic() + BOOTSTRAP_WINDOW
-        while True:
-            before, marker, after = seen.partition(b"\n" + nonce + b" ")
-            if marker and b"\n" in after:
-                status, _, rest = after.partition(b"\n")
-                return status.decode("utf-8", "replace"), rest
-            if len(before) > NOISE_LIMIT:
+        marker = re.compile(rb"\n%s ([^\n]*)\n" % re.escape(nonce))
+        try:
+            found, rest = read_marker(self._pipe.recv, marker, time.monotonic() + BOOTSTRAP_WINDOW, seen)
+        except NoMarker as missing:
+            if missing.why == "noise":
                 raise Refused(
                     "remote-env-differs",
                     f"{self.host}: the login shell prints endless output instead of starting Python",
                     f"check what `ssh {self.host} true` prints, and fix ~/.bashrc or similar files",
-                )
-            try:
-                data = self._pipe.recv(1 << 16, max(0.1, deadline - time.monotonic()))
-            except TimeoutError:
-                data = b""
-            late = time.monotonic() >= deadline  # even if bytes arrive one by one
-            if late or not data:
-                raise self._no_python(seen, python, late)
-            seen += data
+                ) from None
+            raise self._no_python(missing.seen, python, missing.why == "late") from None
+        return found[1].decode("utf-8", "replace"), rest
 
     def _no_python(self, seen: bytes, python: str, silent: bool) -> OrchError:
         # the status first: after it, stderr is complete

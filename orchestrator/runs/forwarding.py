@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -19,6 +21,7 @@ from ..hosts.fleet import Fleet
 from ..inventory.model import Host
 from ..output.terminal import one_line
 from ..ssh.dialer import quote
+from ..ssh.noise import NoMarker, read_marker
 from ..ssh.pipe import Connection, Pipe
 
 LOCAL = "127.0.0.1"
@@ -26,7 +29,6 @@ OPEN_WINDOW = 15.0  # s for a channel, with the connection there
 STATUS_WINDOW = 5.0  # s for the exit status of a channel that has ended
 CHANNELS = 6  # at a time, as browsers do; sshd allows ten in a connection (MaxSessions)
 MAX_CONNECTIONS = 4  # a new one is rare, and older ones have few channels left
-NOISE_LIMIT = 64 * 1024  # bytes that a login shell may print before the marker
 CHUNK = 1 << 16
 REFUSED = 7  # exit status of BRIDGE if nothing listens on the port
 
@@ -142,17 +144,11 @@ class Forwarder:
         words = [*interpreter_of(self._host.python), "-I", "-S", "-c"]
         command = f"exec {quote(words)} 'import base64;exec(base64.b64decode(\"{encoded}\"))'"
         pipe = self._open_channel(command)
-        marker = b"\n" + nonce.encode() + b"\n"
-        seen = b""
-        while marker not in seen and len(seen) < NOISE_LIMIT:
-            try:
-                data = pipe.recv(CHUNK, OPEN_WINDOW)
-            except TimeoutError:
-                data = b""
-            if not data:
-                raise self._refusal(pipe)
-            seen += data
-        return pipe, seen.partition(marker)[2]
+        marker = re.compile(rb"\n%s\n" % re.escape(nonce.encode()))
+        try:
+            return pipe, read_marker(pipe.recv, marker, time.monotonic() + OPEN_WINDOW)[1]
+        except NoMarker:
+            raise self._refusal(pipe) from None
 
     def _open_channel(self, command: str) -> Pipe:
         with self._connecting:

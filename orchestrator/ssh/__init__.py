@@ -1,6 +1,7 @@
 """A byte pipe to a host. The only importer of fabric and paramiko.
 
 pipe            the interface: a pipe to one command. The other packages know only this and dialer
+noise           finds the marker with which a command begins, after what a login shell prints
 dialer          connects to the hosts of an inventory
 quoting         quotes arguments for the login shell
 config          resolves what `ssh HOST` would do

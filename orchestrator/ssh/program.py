@@ -20,11 +20,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from .noise import NoMarker, read_marker
 from .pipe import END_GRACE, END_WINDOW, ConnectFailure, LocalPipe, start_process
 from .quoting import quote
-
-NOISE_LIMIT = 64 * 1024
-"""Bytes that a login may print before the shell answers."""
 
 CLOSE_GRACE = 0.5
 """Seconds that a program gets to end by itself when its pipe is closed, and after TERM."""
@@ -131,22 +129,16 @@ class ProgramPipe(LocalPipe):
         """Wait for the shell to answer with its pid; it reads the code `then` before it answers. Raises NoShell."""
         token = secrets.token_hex(8)
         line = f"printf '\\n%s %d\\n' {token} $${then}\n"
-        seen = b""
         with contextlib.suppress(OSError):  # what stopped it is seen below
             self.send(line.encode(errors="surrogateescape"))
         # with digits: a terminal would show the line itself
         answer = re.compile(rb"\n%s (\d+)\r?\n" % token.encode())
-        while not (found := answer.search(seen)):
-            late = time.monotonic() >= deadline
-            try:
-                data = b"" if late else super().recv(1 << 16, deadline - time.monotonic())
-            except TimeoutError:
-                data, late = b"", True
-            if not data or len(seen) > NOISE_LIMIT:
-                status = None if late else super().exit_status(CLOSE_GRACE)
-                raise NoShell(status, self.stderr() or seen, late=late)
-            seen += data
-        self._rest = seen[found.end() :]
+        try:
+            found, self._rest = read_marker(super().recv, answer, deadline)
+        except NoMarker as missing:
+            late = missing.why == "late"
+            status = None if late else super().exit_status(CLOSE_GRACE)
+            raise NoShell(status, self.stderr() or missing.seen, late=late) from None
         return int(found[1])
 
     def recv(self, size: int, timeout: float | None) -> bytes:

@@ -30,6 +30,7 @@ from orchestrator.inventory import model
 from orchestrator.node.serve import relay
 from orchestrator.plan import plan
 from orchestrator.runs.registry import Run
+from orchestrator.ssh import noise
 
 ABSENT = "<absent>"
 A_PROCESS = {"pid": 9, "used_mib": 70000, "uid": 1000, "command": "python"}
@@ -310,7 +311,7 @@ def test_a_login_that_drips_bytes_is_given_up(monkeypatch: pytest.MonkeyPatch) -
             return b"."
 
     monkeypatch.setattr(sessions, "BOOTSTRAP_WINDOW", 0.3)
-    monkeypatch.setattr(sessions, "NOISE_LIMIT", 1 << 40)
+    monkeypatch.setattr(noise, "NOISE_LIMIT", 1 << 40)
     with pytest.raises(Refused, match=r"^a: python3 .* 0 s") as refused:
         session(Dripping(lambda relay, request: None))
     assert refused.value.code == "remote-env-differs"

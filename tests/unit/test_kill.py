@@ -8,7 +8,7 @@ import pytest
 from golden_files import assert_message
 
 from orchestrator.answers.ends import FORCE
-from orchestrator.commands.kill import KillOptions, _parse_forced, _print_result
+from orchestrator.commands.kill import KillOptions, _parse_forced, print_result
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model
 from orchestrator.node.serve import leftovers
@@ -42,7 +42,7 @@ def test_a_process_that_does_not_exist_is_not_still_there() -> None:
     ending = FORCE.decode(leftovers.force({"pids": [99_999_999]}))
     out = io.StringIO()
     killed = KillProof(None, [("gpu-01", ending)], {})
-    _print_result(killed, [], "inventory.yaml", Console(out, False))
+    print_result(killed, [], "inventory.yaml", Console(out, False))
     assert_message("kill-force-of-no-process", out.getvalue())
 
 

@@ -51,6 +51,7 @@ READERS = {
     "inventory.advice": {"os"},  # the default inventory, to leave it out of advice
     "inventory.run_ids": {"secrets"},  # makes them
     "output.console": {"os"},  # os.environ as a type
+    "output.streams": {"os"},  # opens the null device for closed streams
     "plan.entrypoint": {"os"},  # paths of the user's code
     "plan.import_roots": {"os"},
     "plan.code_files": {"os"},  # lists the user's code
