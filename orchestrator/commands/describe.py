@@ -52,6 +52,7 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
         page, about.command("events"), lookup.listing.missing_hosts(run), lookup.listing.without_record(run)
     ):
         print(line)
+    waiting.note_unaware(run, about.command("kill"), console)
     print("\n".join(["next:", *(f"  {about.command(*words)}" for words in _next(run))]))
     return 0
 

@@ -70,6 +70,8 @@ def ps(
         )
         if finished and not everything:
             _note_newest(listing.runs, inventory.path, console)
+    for run in listing.runs:
+        waiting.note_unaware(run, advice.about(run, listing.runs, inventory.path).command("kill"), console)
     if not as_json:
         if replaced:
             console.note(f"{number_of(len(replaced), 'earlier run')} of up --watch not shown; --json lists all")

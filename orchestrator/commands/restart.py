@@ -57,6 +57,8 @@ def restart(
                 if not again.skip_check:
                     _check_script(plan, snapshot, of_run, fleet)
                 _stop(run, of_run, inventory, fleet, console)
+            elif run.broken:
+                _kill(run, of_run, fleet)
             stack.close()  # the connections
             console.step(f"starting it again: {hide_credentials(again.command(started.inventory))}")
 
@@ -115,8 +117,7 @@ def _stop(run: registry.Run, hosts: Sequence[Host], inventory: Inventory, fleet:
     if not results.done or run.state == "waiting":  # nothing runs that could save a snapshot
         for line in fold_failures(results.failed):
             console.warning(line)
-        targets = KillTargets(runs=(run.run_id,), run_grace=run.grace, lease=run.lease)
-        ending.kill(fleet, hosts, targets, grace=None, by=f"{whoami()}{registry.RESTART}")
+        _kill(run, hosts, fleet)
     elif not any(answer.can_save for answer in results.done.values()):
         console.note("its script does not handle run.snapshot_signal: it stops without a snapshot")
     deadline = time.monotonic() + run.grace + run.lease + STOP_WINDOW
@@ -130,3 +131,8 @@ def _stop(run: registry.Run, hosts: Sequence[Host], inventory: Inventory, fleet:
             kill = advice.command("kill", run.run_id, inventory=inventory.path)
             raise RunFailed(f"run {run.run_id} has not ended within {STOP_WINDOW:g} s. To kill it: {kill}")
         time.sleep(LOOK_EVERY)
+
+
+def _kill(run: registry.Run, hosts: Sequence[Host], fleet: Fleet) -> None:
+    targets = KillTargets(runs=(run.run_id,), run_grace=run.grace, lease=run.lease)
+    ending.kill(fleet, hosts, targets, grace=None, by=f"{whoami()}{registry.RESTART}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -137,19 +138,28 @@ def _stopped_part(parts: Mapping[int, Part]) -> Part | None:
     """The part that knows that the run was stopped, if the others were stopped or lost. `parts`: by node number.
 
     A host that was off when the run was stopped, perhaps the head, finds nobody after it boots: there the run was lost.
-    In a newer attempt, it would have gone on instead.
+    In a newer attempt, it would have gone on instead. A host that was stopped after the run was lost has only been
+    cleaned up: it was cut off, and did not know.
     """
     stayed = {node: part for node, part in parts.items() if not part.has_left}
     if any(part.state not in ("killed", "lost") for part in stayed.values()):
         return None
     head = head_of(parts.values())
     newest = max((part.attempt for part in stayed.values()), default=0)
+    lost_at = min((part.ended_at for part in stayed.values() if _was_lost(part) and part.ended_at), default=math.inf)
     stopped = [
         node
         for node, part in stayed.items()
-        if part.verdict and part.verdict.state == "killed" and part.attempt == newest
+        if part.verdict
+        and part.verdict.state == "killed"
+        and part.attempt == newest
+        and (part.ended_at or 0.0) <= lost_at
     ]
     return stayed[min(stopped, key=lambda node: (node != head, node))] if stopped else None
+
+
+def _was_lost(part: Part) -> bool:
+    return part.verdict is not None and part.verdict.state == "lost"
 
 
 ABANDONED = "no host has a guard of the run any more. All were rebooted, or all processes of the user were killed there"

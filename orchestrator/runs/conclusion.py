@@ -50,6 +50,11 @@ def conclude(
     """
     for line in fold_failures(view.failed):
         console.warning(line)
+    if view.unaware:
+        console.warning(
+            f"{fold(view.unaware)} was cut off and does not know that the run has ended. It keeps its locks and waits "
+            f"for the other hosts. To end it there: {about.command('kill')}"
+        )
     nodes = {**nodes, **_added(nodes, view)}
     parts = {host: part for host in nodes if host in view.outcomes and (part := view.outcomes[host].run)}
     verdict = claims.verdict_of(parts, nodes, without_record)

@@ -22,11 +22,13 @@ from ..output.mask import Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.span import ALL, Span
 from ..output.span import parse as parse_span
+from . import registry
 from .readers import Away, Back, CaughtUp, Clock, Data, Ended, Event, Readers, WithoutGuard
 
 MIN_PAUSE, MAX_PAUSE = 0.02, 1.0  # s between two turns of the loop that shows lines
 GUARD_PATIENCE = 5.0  # s to wait for a guard, once no host of the run has one
 AWAY_PATIENCE = 5.0  # s to wait for a host that is away, once the run has ended on another
+UNAWARE_PATIENCE = 5.0  # s to wait for a host to end its part, once the run has ended on another, before all are asked
 # s of silence after which an unfinished line, such as a prompt or a progress bar, is shown. Longer in a file or pipe:
 # nobody answers a prompt there, and a line that a slow rank is still writing shall stay whole.
 IDLE_AFTER, IDLE_AFTER_PIPED = 0.5, 5.0
@@ -96,6 +98,8 @@ class FollowedHost:
     """Its final answer to `attach`."""
     failure: OrchError | None = None
     """Why there is no such answer."""
+    is_unaware: bool = False
+    """The run has ended, and this host waits for the others, because it was cut off when they ended."""
 
 
 def update(host: FollowedHost, event: Event) -> FollowedHost:
@@ -176,6 +180,11 @@ class View:
     def failed(self) -> Mapping[str, OrchError]:
         return {name: host.failure for name, host in self._followed.items() if host.failure is not None}
 
+    @property
+    def unaware(self) -> Collection[str]:
+        """The hosts that do not know that the run has ended."""
+        return [name for name, host in self._followed.items() if host.is_unaware]
+
     def is_cut_off(self) -> bool:
         """Whether the connection to a host is broken, so that its lines are missing."""
         return any(host.away is not None for host in self._followed.values())
@@ -184,7 +193,7 @@ class View:
         """Send lines through `output` until no host can send more, then flush it."""
         self._compare_clocks()
         pipeline = Pipeline((self._intake, _Newcomers(self._add), output))
-        patient_until = wake_at = guarded_until = math.inf
+        patient_until = wake_at = guarded_until = ask_at = math.inf
         self._readers.start()
         try:
             while any(host.is_open for host in self._followed.values()):
@@ -197,8 +206,12 @@ class View:
                     self._readers.run_ended.set()
                 if self._readers.run_ended.is_set():
                     patient_until = min(patient_until, now + AWAY_PATIENCE)
+                    ask_at = min(ask_at, now + UNAWARE_PATIENCE)
                 if now >= patient_until:
                     self._give_up()
+                if now >= ask_at:
+                    self._leave_unaware()
+                    ask_at = time.monotonic() + UNAWARE_PATIENCE
                 pipeline.push((), now)
                 wake_at = min(pipeline.wake_at, patient_until if now < patient_until else math.inf)
         finally:
@@ -214,6 +227,7 @@ class View:
         host = self._find_host(name)
         if host is not None:
             self.added.append(name)
+            self._hosts = [*self._hosts, host]
             self._followed[name] = FollowedHost()
             self._intake.add_host(name)
             self._readers.add(host)
@@ -242,6 +256,15 @@ class View:
         for name, host in self._followed.items():
             if host.away is not None:
                 self._followed[name] = give_up(host)
+                self._intake.live(name)
+
+    def _leave_unaware(self) -> None:
+        """Ask all hosts how the run has ended: the one that says so may have been cut off from the others."""
+        asked = [host for host in self._hosts if self._followed[host.name].away is None]
+        run = next((run for run in registry.find(self._fleet, asked).runs if run.run_id == self._run_id), None)
+        for name, part in run.parts.items() if run is not None and run.broken else ():
+            if part.unfinished and self._followed[name].is_open:
+                self._followed[name] = replace(self._followed[name], is_open=False, is_unaware=True)
                 self._intake.live(name)
 
     def _no_guard_is_left(self) -> bool:

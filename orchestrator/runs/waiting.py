@@ -25,6 +25,17 @@ def note(run: Run, console: Console) -> None:
         console.note(f"run {run.run_id} waits for {describe(run.waits.hosts, rfc3339(run.waits.until))}")
 
 
+def note_unaware(run: Run, kill: str, console: Console) -> None:
+    """Print which hosts wait for a run that has ended. `kill`: the command that ends it there."""
+    for host, part in run.parts.items() if run.broken else ():
+        if part.unfinished:
+            until = f", until {whole_seconds(rfc3339(part.waits.until))}" if part.waits else ""
+            console.note(
+                f"run {run.run_id} has ended ({run.state}), but {host} was cut off and does not know: it waits for "
+                f"the other hosts, and keeps its locks{until}. To end it there: {kill}"
+            )
+
+
 def _parts_apart(run: Run) -> Mapping[tuple[str, ...], Sequence[str]]:
     """The hosts that wait, by those that they wait for, if all of these wait themselves."""
     waiting = {host: part.waits.hosts for host, part in run.parts.items() if part.unfinished and part.waits}

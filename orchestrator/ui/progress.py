@@ -150,9 +150,9 @@ class Progress(NoProgress):
                 with contextlib.suppress(OSError):  # the work continues without its terminal
                     self._due = now + self._draw(now)
             else:
-                self._console.step(line(self.rows(now), now - self._began))
                 self._pause *= 2
-                self._due = now + self._pause
+                self._due = now + self._pause  # before the line: Ctrl-C may come as soon as it is printed
+                self._console.step(line(self.rows(now), now - self._began))
         return min(self._due - now, FAILURE_AFTER)
 
     def _count_failures(self) -> int:

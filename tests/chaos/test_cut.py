@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from e2e.driver import assert_clean, guards, ok, orch
+from e2e.driver import assert_clean, guards, lines_of, ok, orch, runs, script, start
 from lab.lab import Lab
 from lab.waiting import wait_until
 
@@ -66,3 +66,32 @@ def test_a_cut_host_without_its_controller_stops_too(lab3: Lab) -> None:
         assert_clean(lab3)
     lab3.hosts[1].heal()
     assert run.fact()["state"] == "lost"
+
+
+USES_UP = """
+import os, sys, time
+if os.environ["DDP_ORCH_ATTEMPT"] == "1":
+    sys.exit(1)
+print("begins", flush=True)
+time.sleep(1e6)
+"""
+
+
+@pytest.mark.short
+def test_a_host_that_was_cut_off_when_the_run_ended_is_told_of_and_does_not_change_the_end(lab3: Lab) -> None:
+    inventory = lab3.inventory(run={"launcher": "direct", "max_restarts": 1, "rejoin_timeout": 300, "grace": 1})
+    run_id = start(lab3, inventory, "--", script(lab3, USES_UP))
+    wait_until(lambda: len(lines_of(lab3, inventory, run_id, "--grep", "begins")) == 3, 60, "all ranks run again")
+    lab3.hosts[2].cut()
+    shown = ("--hosts", "!node-2", "-i", inventory)
+    wait_until(lambda: "lost" in orch(lab3, "ps", "--all", *shown).stdout, 60, "the run is lost")
+    lab3.hosts[2].heal()
+    told = ok(orch(lab3, "ps", "-i", inventory)).stderr
+    assert "node-2" in told and f"ddp-orch kill {run_id}" in told
+    assert "node-2" in ok(orch(lab3, "wait", run_id, "-i", inventory, timeout=60), 4).stderr
+    before = ok(orch(lab3, "events", run_id, "-i", inventory)).stdout
+    ok(orch(lab3, "kill", run_id, "-i", inventory))
+    assert ok(orch(lab3, "events", run_id, "-i", inventory)).stdout == before
+    assert runs(lab3, inventory)[run_id]["state"] == "lost"
+    assert f"kill {run_id}" not in ok(orch(lab3, "ps", "-i", inventory)).stderr
+    assert_clean(lab3)

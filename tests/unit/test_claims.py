@@ -209,6 +209,13 @@ def test_a_host_that_was_stopped_while_it_was_cut_off_does_not_end_the_run_of_th
     assert (run.state, run.ended_at) == ("lost", 90.0)
 
 
+def test_a_host_that_is_stopped_after_the_run_was_lost_does_not_change_its_end() -> None:
+    """It was cut off when the run ended, and waited for the others until somebody cleaned up."""
+    parts = {"good1": part(0, GOOD, **{**GAVE_UP, "ended_at": 5.0}), "good2": part(1, GOOD, **STOPPED)}
+    (run,) = listing(**{host: [said] for host, said in parts.items()}).runs
+    assert (run.state, run.ended_at, run.stopped_by) == ("lost", 5.0, None)
+
+
 def test_the_end_of_a_drained_host_is_not_that_of_the_run() -> None:
     nodes = {"a": 0, "b": 1, "c": 2}
     drained = replace(part_of(state="stopped"), verdict=Verdict("stopped", stopped_by="ann@laptop", left=True))
