@@ -83,6 +83,8 @@ class Verdict:
     """user@machine, or what stopped it."""
     left: bool = False
     """Whether it ended on this host only, which was drained."""
+    no_restart_reason: str | None = None
+    """Why no attempt followed the last one; None: it was not a failure, or the host cannot tell."""
 
 
 @dataclass(frozen=True)

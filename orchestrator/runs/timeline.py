@@ -46,15 +46,15 @@ def history(run: Run, record: recorded.Record | None) -> list[Entry]:
     if not known and run.attempt and (started := _unix_time(run.started_at)) is not None:
         team = fold(node.host for node in spec.nodes if not (node.spare or node.witness)) if spec else ""
         known = [Entry(started, "attempt", f"attempt 1 started{team and ' on '}{team}")]
-    known += _end(run, known)
+    known += _end(run, known, restarts=bool(spec and spec.max_restarts))
     for wait in _waits(run, record) if record else ():
         place = next((number for number, entry in enumerate(known) if entry.at > wait.at), len(known))
         known.insert(place, wait)
     return known
 
 
-def _end(run: Run, known: Sequence[Entry]) -> list[Entry]:
-    """The end of the run, and its first failure if that is not known."""
+def _end(run: Run, known: Sequence[Entry], *, restarts: bool) -> list[Entry]:
+    """The end of the run, and its first failure if that is not known. `restarts`: whether it had run.max_restarts."""
     verdict = run.verdict
     if verdict is None:
         return []
@@ -66,7 +66,8 @@ def _end(run: Run, known: Sequence[Entry]) -> list[Entry]:
     agree = {part.node: part.ended_at for part in run.parts.values() if part.verdict == verdict and part.ended_at}
     if agree:
         ended_at = agree.get(run.head) or max(agree.values())
-        result.append(Entry(ended_at, "end", f"the run {ENDED[verdict.state]}"))
+        why = f"; not restarted: {verdict.no_restart_reason}" if restarts and verdict.no_restart_reason else ""
+        result.append(Entry(ended_at, "end", f"the run {ENDED[verdict.state]}{why}"))
     return result
 
 

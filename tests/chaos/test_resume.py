@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from e2e.driver import ok, orch
+from e2e.driver import lines_of, ok, orch, script, start, wait_for_state
 from lab.lab import Lab
 from lab.waiting import wait_until
 
@@ -85,6 +85,32 @@ def test_hosts_that_were_cut_off_get_the_files_when_they_are_back(lab3: Lab) -> 
     (step,) = resumed_at(run, 2)
     assert step >= 20
     assert re.search(r"node-2: 2 files .*\bnode-[01]\b", run.output)
+
+
+@pytest.mark.timeout(600)
+def test_a_first_copy_may_take_longer_than_a_guard_waits_for_its_controller(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"resume": "head", "launcher": "direct"}, cluster_addresses=True)
+    saves = """
+import os
+path = os.environ["DDP_ORCH_OUTPUT_DIR"] + "/large"
+print("rank", os.environ["RANK"], "has", os.path.exists(path), flush=True)
+if os.environ["RANK"] == "0":
+    open(path, "wb").write(os.urandom(8 << 20))
+"""
+    words = ("--name", "copied", "--", script(lab2, saves))
+    ok(orch(lab2, "up", inventory, *words))
+    for host in lab2.hosts:
+        host.rate("1mbit", "cluster")
+    run_id = start(lab2, inventory, *words)
+    try:
+        wait_for_state(lab2, inventory, run_id, "succeeded", 200)
+        assert {line["text"] for line in lines_of(lab2, inventory, run_id, "--grep", "has")} == {
+            "rank 0 has True",
+            "rank 1 has True",
+        }
+    finally:
+        for host in lab2.hosts:
+            host.heal()
 
 
 @pytest.mark.timeout(600)

@@ -36,7 +36,7 @@ class Node(Recorder):
         address, port = self.listener.getsockname()
         self.spec["nodes"] = [{"host": f"host-{node}", "nproc": 1} for node in range(3)]
         self.spec |= {"lease": LEASE, "min_nodes": 3, "contact": {"addresses": [address], "port": port, "sshd": None}}
-        self.reported = {**STATUS, "waiting": False, "fenced": False, "restarted": False}
+        self.reported = {**STATUS, "committed": True, "waiting": False, "fenced": False, "restarted": False}
         transport = Transport(self, [self.listener])  # type: ignore[arg-type]
         self.side: ClusterLink = WorkerLink(self, transport) if head else HeadLink(self, transport)  # type: ignore[arg-type]
 

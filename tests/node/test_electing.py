@@ -12,6 +12,7 @@ import pytest
 from lab.waiting import wait_until
 from test_peers import RUN_KEY, STATUS, Recorder
 
+from orchestrator.node.gang import gang
 from orchestrator.node.gang.gang_events import Order, Run, Stop
 from orchestrator.node.gang.gang_state import NodePhase
 from orchestrator.node.guard.permit import clock
@@ -38,6 +39,7 @@ class Node(Recorder):
         self.reported = {
             **STATUS,
             "start": None,
+            "committed": True,
             "waiting": False,
             "fenced": False,
             "restarted": False,
@@ -108,6 +110,14 @@ def test_all_nodes_have_the_events_of_the_gang(trio: Trio) -> None:
     logs = [Path(node.folder, "gang.jsonl") for node in trio.nodes]
     trio.until(lambda: len({log.read_text() for log in logs}) == 1, "the logs are the same")
     assert logs[0].read_text().startswith('{"event": "StartRequested"')
+
+
+def test_a_node_replays_no_event_twice(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for the gang in every turn, and the log of a large run is long."""
+    known = trio.nodes[1].side._gang.state()
+    assert known.attempt == 1
+    monkeypatch.setattr(gang, "step", lambda *_: pytest.fail("an event is replayed"))
+    assert trio.nodes[1].side._gang.state() is known
 
 
 def test_an_order_to_run_has_an_end(trio: Trio) -> None:

@@ -18,7 +18,7 @@ import pytest
 from golden_files import assert_message
 from lab.waiting import wait_until
 from local_runs import Run, Runs, changed_program, local_runs
-from test_rejoin import lose
+from test_rejoin import lose, rejoin
 
 from orchestrator.hosts.node_program import node_program
 from orchestrator.node.gang import gang_orders
@@ -121,6 +121,20 @@ def test_the_host_that_told_that_a_run_waits_tells_that_it_was_stopped(
         assert run.stop(node, grace=1.0)["remaining"] == []
     wait_until(lambda: states()[-1] == "killed", 20, "and that it was stopped")
     assert states() == ["waiting", "killed"]
+
+
+def test_a_head_that_was_booted_and_has_met_others_tells_that_the_run_is_lost(runs: Runs, tmp_path: Path) -> None:
+    news, never = tmp_path / "news", "import time; print('ready', flush=True); time.sleep(600)"
+    told = {"command": f"cat >> {news}"}
+    options = "max_restarts: 1, lease: 2, rejoin_timeout: 8, nnodes: 3, head_lost: stop"
+    run = runs.start(never, nproc=(1, 1, 1), options=options, notify=told)
+    for node in range(3):
+        run.wait_for("ready", f"1.{node}.out", node)
+    for node in (2, 0):
+        lose(run, node)
+    rejoin(run, 0, notify=told)
+    wait_until(lambda: run.record("exit.json", 0), 60, "the head waits no longer")
+    wait_until(lambda: news.exists() and '"lost"' in news.read_text(), 20, "and tells")
 
 
 def is_told(run: Run) -> bool:

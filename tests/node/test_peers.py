@@ -33,7 +33,7 @@ class Recorder:
         self.key = key
         self.notify: dict[str, Any] = {}
         self.lines: list[str] = []
-        self.reported = {"attempt": 1, "waiting": False, "begun": 0, "stop": None}
+        self.reported = {"attempt": 1, "committed": True, "waiting": False, "begun": 0, "stop": None}
         self.commands: list[str] = []
         self.permits: list[float] = []
         nodes = [{"host": f"host-{number}", "nproc": 1} for number in range(2)]

@@ -7,7 +7,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from lab.waiting import wait_until
@@ -19,8 +21,10 @@ from orchestrator.node.host import processes, state
 WAIT = "import time; print('here', flush=True); time.sleep(300)"
 
 
-def rejoin(run: Run, node: int = 0, session: Session | None = None) -> None:
-    private = {"secrets": {}, "key": run.key.hex(), "notify": {}}
+def rejoin(
+    run: Run, node: int = 0, session: Session | None = None, notify: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    private = {"secrets": {}, "key": run.key.hex(), "notify": dict(notify)}
     (session or run.hosts[node].session).request("rejoin", {"run_id": run.run_id, "private": private})
 
 

@@ -413,6 +413,12 @@ def acknowledged(head: State, nodes: Iterable[int], at: float = BEGAN + 1) -> St
     return head
 
 
+def test_entries_that_are_proposed_together_travel_in_one_beat() -> None:
+    head, actions = step(led(), Proposed("{}", BEGAN + 1, ("{}", "{}")))
+    assert [len(beat.entries) for beat in sent(actions) if isinstance(beat, Beat)] == [3, 3]
+    assert head.length == led().length + 3
+
+
 def test_a_node_that_was_added_gets_the_log_before_it_votes() -> None:
     head, actions = step(led(), Admitted(3, BEGAN + 1))
     (first,) = sent(actions)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.node.gang import agreement, gang, gang_orders
 from orchestrator.node.gang.gang_events import (
     Agreed,
+    Commit,
     Elected,
     Event,
     Exited,
@@ -24,6 +25,7 @@ from orchestrator.node.gang.gang_events import (
     StartRequested,
     StopRequested,
     Tick,
+    Wait,
 )
 from orchestrator.node.gang.gang_state import KILL_WINDOW, Phase, State
 from orchestrator.node.roles import narration
@@ -39,7 +41,7 @@ class Gang:
         self.lines: list[str] = []
         for number in range(len(nodes)):
             self.step(Joined(number, 0.0))
-        self.step(StartRequested("10.0.0.1", 29500, 0.0))
+        self.first_orders = self.step(StartRequested("10.0.0.1", 29500, 0.0))
 
     def step(self, event: Event) -> dict[int, Order]:
         before = self.state
@@ -72,6 +74,14 @@ def test_the_first_attempt_begins_when_the_folders_agree() -> None:
     assert runs(found.step(Agreed(1, (0, 1, 2), 5.0))) == [0, 1, 2]
     assert found.state.attempt == 1 and (found.state.master_addr, found.state.master_port) == ("10.0.0.1", 29500)
     assert agreement.due(found.state, 6.0) is None
+
+
+def test_all_nodes_are_told_that_the_run_has_begun_while_the_folders_do_not_agree() -> None:
+    """Without an order, a guard whose controller has gone ends."""
+    found = Gang()
+    assert found.first_orders == dict.fromkeys(range(4), Commit())
+    assert found.step(Joined(2, 1.0)) == {2: Commit()}  # its recorder was started again
+    assert isinstance(found.step(Agreed(1, (0, 1, 2), 5.0))[3], Wait)
 
 
 def test_a_restart_needs_a_new_agreement() -> None:

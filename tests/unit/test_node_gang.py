@@ -449,6 +449,21 @@ def test_spares_wait_from_the_start_on_and_are_told_the_end() -> None:
     assert isinstance(gang_orders.order_of(state, 3), End)
 
 
+def test_the_next_team_of_many_hosts_is_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    is_ready = team._is_ready
+
+    def count(state: State, number: int) -> bool:
+        asked.append(number)
+        return is_ready(state, number)
+
+    monkeypatch.setattr(team, "_is_ready", count)
+    state = at_work([{"host": f"host-{number}", "nproc": 1} for number in range(200)], max_restarts=1)
+    asked.clear()
+    assert team.next_team(state) == tuple(range(200))
+    assert len(asked) == 200
+
+
 def test_a_lost_host_gives_its_place_to_a_spare_without_costing_a_restart() -> None:
     state = ended(gang.step(at_work(SPARED), gang_events.Lost(1, 2000.0))[0], 2001.0)
     assert (state.phase, state.restarts_used) == (Phase.RESTARTING, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -117,6 +118,20 @@ def test_without_a_spare_the_run_waits_for_a_host_on_which_nothing_can_succeed()
     assert [node for node, order in orders.items() if isinstance(order, Run)] == [0, 1, 2]
     said = [line for line in found.lines if line.startswith("b") or "waiting" in line]
     assert len(said) == 3 and "gpu-lost" in said[0] and "10 min" in said[1]
+
+
+def test_a_host_that_stays_broken_for_a_day_is_asked_ever_more_seldom() -> None:
+    found = Gang(rejoin_timeout=86_400.0)
+    for node in (0, 2):
+        found.answer(node)
+    found.answer(1, LOST_GPU)
+    asked = []
+    for second in range(11, 86_400):
+        if found.step(Tick(float(second))):
+            asked.append(second)
+            found.answer(1, LOST_GPU, at=second + 0.2)
+    assert asked[:3] == [16, 22, 28] and 100 < len(asked) < 1000
+    assert max(after - before for before, after in pairwise(asked)) < 3600
 
 
 def test_the_run_waits_for_its_head_too() -> None:

@@ -173,3 +173,15 @@ def test_a_host_with_a_problem_is_shown_once_with_the_problem() -> None:
     assert [(entry.at, entry.kind) for entry in shown] == [(1004.0, "change"), (1014.0, "change")]
     assert "b is not healthy" in shown[0].what and "[disk-full]" in shown[0].what
     assert "b is healthy again" in shown[1].what
+
+
+def test_the_end_says_why_no_attempt_followed() -> None:
+    spec = {"by": "", "python": "", "env": {}, "command": [], "agent_argv": None, "max_restarts": 2}
+    spec["nodes"] = [{"host": host, "spare": False} for host in HOSTS]
+    verdict = {"state": "failed", "no_restart_reason": "run.max_restarts (2) is used up"}
+    ended = {"state": "failed", "verdict": verdict, "ended_at": 1061.0}
+    known = decode(
+        Record, {"run": {**A_RUN, **TEAM}, "spec": spec, "exit": None, "events": [], "samples": []}, "record"
+    )
+    run = Run("R", "mine", "failed", 1, "1970-01-01T00:16:40Z", {"a": part_of(**TEAM, **ended, host="a")})
+    assert timeline.history(run, known)[-1].what.endswith("not restarted: run.max_restarts (2) is used up")

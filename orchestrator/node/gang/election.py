@@ -208,13 +208,13 @@ def _resign(state: State, at: float) -> Step:
 def _on_proposed(state: State, event: Proposed) -> Step:
     if not has_authority(state, event.at):
         return state, ()
-    entry = Entry(state.ballot.epoch, event.text)
-    after = write(state, state.length, (entry,))
+    entries = tuple(Entry(state.ballot.epoch, text) for text in (event.text, *event.more))
+    after = write(state, state.length, entries)
     if after.voters != state.voters and not may_change_voters(state, after.voters):
         return state, ()
     after = commit(after._replace(verified=after.length))
     beats = tuple(_send_beat(after, node, event.at) for node in _others(after))
-    return after, (Write(state.length, (entry,)), *beats)
+    return after, (Write(state.length, entries), *beats)
 
 
 def _on_ack(state: State, sender: int, ack: Ack, at: float) -> Step:

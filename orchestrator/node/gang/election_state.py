@@ -166,10 +166,14 @@ class Tick(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """The head wants to add an entry to the log. Without authority it is dropped: statuses are repeated."""
+    """The head wants to add an entry to the log. Without authority it is dropped: statuses are repeated.
+
+    `more`: further entries, which travel in the same beats.
+    """
 
     text: str
     at: float
+    more: Tuple[str, ...] = ()
 
 
 class Admitted(NamedTuple):

@@ -264,6 +264,10 @@ class Stop(NamedTuple):
     stacks: bool  # of all ranks into the journal, before they are ended
 
 
+class Commit(NamedTuple):
+    """The run has begun. The first attempt follows when the hosts have the same outputs, which may take long."""
+
+
 class Wait(NamedTuple):
     """A spare waits until it is needed. `team`: the hosts that do the work."""
 
@@ -281,7 +285,7 @@ class End(NamedTuple):
     verdict: Dict[str, Any]
 
 
-Order = Union[Run, Stop, Wait, Check, End]
+Order = Union[Run, Stop, Commit, Wait, Check, End]
 
 
 class Action(NamedTuple):
@@ -290,4 +294,11 @@ class Action(NamedTuple):
 
 
 # The names that orders have on the link.
-ORDERS: Dict[str, Callable[..., Order]] = {"Run": Run, "Stop": Stop, "Wait": Wait, "Check": Check, "End": End}
+ORDERS: Dict[str, Callable[..., Order]] = {
+    "Run": Run,
+    "Stop": Stop,
+    "Commit": Commit,
+    "Wait": Wait,
+    "Check": Check,
+    "End": End,
+}

@@ -3,7 +3,7 @@
 from typing import Optional
 
 from . import gate, newcomers
-from .gang_events import End, Order, Run, Stop, Wait
+from .gang_events import Commit, End, Order, Run, Stop, Wait
 from .gang_state import FAILURE_GRACE, UNREACHABLE, NodePhase, Phase, State, others_gone
 from .team import waits_for_nodes, will_try_again
 
@@ -19,6 +19,8 @@ def order_of(state: State, number: int) -> Optional[Order]:
         return End((node.leaves if has_left else state.verdict) or {})
     if node.phase is NodePhase.RETURNED:
         return Stop(state.attempt, FAILURE_GRACE, "%s was cut off from the run" % node.host, stacks=False)
+    if state.phase is Phase.WAITING:
+        return Commit() if state.master_port else None
     check = gate.order_of(state, number)
     if check is not None:
         return check

@@ -10,7 +10,9 @@ from .gang_events import Check, Checked
 from .gang_state import NodePhase, Phase, State, change_node, is_unfit, problems
 from .team import missing, next_team
 
-RECHECK = 5.0  # s until a host with a problem is asked again
+RECHECK, RECHECK_SHARE = 5.0, 0.02
+"""A host with a problem is asked again after so many seconds, or after this share of the time that the run has waited:
+each time adds to the log of the gang, and somebody may take a day to replace a GPU."""
 
 
 def settle(state: State, at: float) -> State:
@@ -25,7 +27,7 @@ def settle(state: State, at: float) -> State:
                 state = change_node(state, number, asked=0)  # what it said before does not count
         elif node.asked <= state.attempt:
             state = change_node(state, number, asked=state.attempt + 1, asked_at=at, answered_at=0.0, problems=())
-        elif node.problems and at - node.asked_at > RECHECK:
+        elif node.problems and at - node.asked_at > max(RECHECK, RECHECK_SHARE * (at - state.since)):
             state = change_node(state, number, asked_at=at)
     return state
 

@@ -132,12 +132,12 @@ def next_team(state: State) -> Optional[Tuple[int, ...]]:
     if state.head not in state.team and _is_ready(state, state.team[0]):
         spares.append(state.team[0])  # the old head has lost its seat to the new one, and may take another
     team: List[int] = []
-    seats = _seats(state)
-    for position, number in enumerate(seats):
+    seats = [(number, _is_ready(state, number)) for number in _seats(state)]
+    empty = sum(not is_ready for _, is_ready in seats)  # after this seat
+    for number, is_ready in seats:
         was_lost = state.nodes[number].lost_in == state.attempt
-        is_ready = _is_ready(state, number)
         # a seat that nobody else can take has the first right to a spare
-        empty = sum(1 for other in seats[position + 1 :] if not _is_ready(state, other))
+        empty -= not is_ready
         gives_way = not is_ready or (len(spares) > empty and (was_lost or number in excluded))
         if number != state.head and spares and gives_way:
             team.append(spares.pop(0))

@@ -54,6 +54,7 @@ class Guard:
         self._private = private
         self._link_listeners = sockets.get("link", [])
         self._locks = list(held)
+        self._committed = False  # the head has said that the run has begun
         self._waiting = False  # as a spare: the gang has begun without this node
         self._permit = Permit()
         self._holds = 0  # requests to hold the run, see tie.py
@@ -167,7 +168,8 @@ class Guard:
 
     def _is_committed(self) -> bool:
         """Whether the head has started the run, as far as this node knows."""
-        return self._has_past or self._waiting or self._control.start is not None or self._attempts.tree is not None
+        is_at_work = self._waiting or self._control.start is not None or self._attempts.tree is not None
+        return self._committed or self._has_past or is_at_work
 
     # the recorder
 
@@ -192,6 +194,7 @@ class Guard:
                 "outcome": {"ok": tree.outcome["ok"]} if tree and tree.outcome else None,
                 "failures": failures[: messages.FAILURES],
                 "start": self._control.start,
+                "committed": self._is_committed(),
                 "waiting": self._waiting,
                 "fenced": self._attempts.is_fenced,
                 "restarted": self._restarted,
@@ -222,6 +225,10 @@ class Guard:
             self._permit.grant(message["at"], message["seconds"])
         elif message["do"] == "signal":
             self._attempts.signal_ranks(message["signal"], None, only_if_caught=True, dry=False)
+        elif message["do"] == "commit":
+            self._committed = True
+            self._write_state()
+            self._send_status()
         elif message["do"] == "wait":
             self._waiting = True
             self._attempts.wait()

@@ -59,6 +59,7 @@ class Recorder:
             "failures": [],
             "outcome": None,
             "start": None,
+            "committed": False,
             "waiting": False,
             "fenced": False,
             "restarted": False,
@@ -293,6 +294,8 @@ class Recorder:
             self.command(dict(order._asdict(), do="stop"))
             if self.spec["max_restarts"] and self._status["stop"] is None:
                 self._health.expect_check()
+        elif isinstance(order, gang_events.Commit):
+            self.command({"do": "commit"})
         elif isinstance(order, gang_events.Wait):
             self.command({"do": "wait", "team": order.team})
         elif isinstance(order, gang_events.Check):
@@ -358,7 +361,7 @@ class Recorder:
     def _hand_over(self, failure: Dict[str, Any], left: List[Dict[str, Any]]) -> None:
         """Start a new guard, whose recorder takes over from us. Returns only if that is not possible."""
         status = self._status
-        if status["stop"] is not None or not (status["attempt"] or status["waiting"] or status["start"]):
+        if status["stop"] is not None or not status["committed"]:
             return  # it is being stopped, or was never committed here
         self.say("the guard was killed, and its processes too; a new one takes over")
         past = after_kill(self.folder, status, failure, left)

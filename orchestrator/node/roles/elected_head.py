@@ -35,7 +35,7 @@ class ElectedHead(HeadLink):
         transport: Transport,
         voter: Voter,
         receive: Callable[[int, Dict[str, Any]], Optional[Message]],
-        propose: Callable[[str], None],
+        propose: Callable[..., None],
         admit: Callable[[int], None],
     ) -> None:
         """`receive`: gives a message of a node to the election, and returns it. `propose`: an entry of the log.

@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Optional, Union
 
 from ..gang.election_state import FIRST_EPOCH, Ack, Beat, Message, Permit, Send
 from ..gang.election_state import State as ElectionState
-from ..gang.gang_state import State
 from ..guard.permit import clock
 from ..host import state
 from ..link import messages
@@ -22,7 +21,7 @@ from .election_messages import decode, encode
 from .follower import WorkerLink
 from .gang_log import first_state
 from .head import HeadLink
-from .replicated_log import replay
+from .replicated_log import CommittedGang
 from .transport import Transport
 from .voter import Outgoing, Voter
 
@@ -44,6 +43,7 @@ class ElectingLink(ClusterLink):
         self._here = int(recorder.spec["node"])
         self._transport = transport
         self._voter = Voter(recorder.folder, recorder.spec)
+        self._gang = CommittedGang(self._voter, first_state(recorder.spec))
         self._silent: Dict[int, Link] = {}  # accepted, and nothing has come yet that shows what the connection is for
         self._load_contacts()
         self._known = self._transport.contacts.position
@@ -64,7 +64,7 @@ class ElectingLink(ClusterLink):
             known = state.read(self._path(shown_state.NAME)) or {}
             first = self._recorder.spec.get("head", 0)  # another one if the run had elected it when this host was added
             head = known.get("head", first) if self._voter.epoch > FIRST_EPOCH else first
-        return ElectedFollower(self._recorder, self._transport, self._voter, self._receive, self._committed, head)
+        return ElectedFollower(self._recorder, self._transport, self._voter, self._receive, self._gang.state, head)
 
     def _settle(self) -> None:
         """Change the role if the election has. Never while the role is at work."""
@@ -82,10 +82,6 @@ class ElectingLink(ClusterLink):
         if isinstance(self._role, ElectedHead):
             self._role.on_election_step()
 
-    def _committed(self) -> State:
-        """The gang, as far as this node knows that a majority has it."""
-        return replay(first_state(self._recorder.spec), self._voter)
-
     # the election
 
     def _receive(self, sender: int, fields: Dict[str, Any]) -> Optional[Message]:
@@ -99,8 +95,8 @@ class ElectingLink(ClusterLink):
         self._carry_out(self._voter.receive(sender, message))
         return message
 
-    def _propose(self, text: str) -> None:
-        self._carry_out(self._voter.propose(text))
+    def _propose(self, *texts: str) -> None:
+        self._carry_out(self._voter.propose(*texts))
 
     def _admit(self, node: int) -> None:
         self._carry_out(self._voter.admit(node))

@@ -278,7 +278,7 @@ class WorkerLink(ClusterLink):
     def _begun(self) -> bool:
         """Whether this node has had a part in the run, also with a guard before this one."""
         status = self._recorder.reported
-        return bool(status["attempt"] > 0 or status["waiting"] or status["begun"] or status["restarted"])
+        return bool(status["committed"])
 
     @property
     def _head_host(self) -> str:

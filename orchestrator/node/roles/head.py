@@ -120,7 +120,7 @@ class HeadLink(ClusterLink):
         if old is not None:
             old.close()
         self._nodes[number] = link
-        self._has_met = len(self._spec["nodes"]) == 1  # whether another node has joined, if there are others
+        self._has_met = True
         self._told.discard(number)
         self._informed[number] = 0
         self._watch.join(number, link.heard_at)

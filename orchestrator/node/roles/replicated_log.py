@@ -10,12 +10,21 @@ from .gang_log import Apply, entry_of, event_of
 from .voter import Voter
 
 
-def replay(begun: State, voter: Voter) -> State:
+class CommittedGang:
     """The state after what this node knows to be committed, whether it is the head or not."""
-    state = begun
-    for entry in voter.state.log[: voter.state.committed]:
-        state, _ = gang.step(state, event_of(json.loads(entry.text)))
-    return state
+
+    def __init__(self, voter: Voter, begun: State) -> None:
+        self._voter = voter
+        self._state = begun
+        self._applied = 0  # so many entries are in `_state`; a committed entry never changes
+
+    def state(self) -> State:
+        committed = self._voter.state.committed
+        if self._applied < committed:
+            for entry in self._voter.state.log[self._applied : committed]:
+                self._state, _ = gang.step(self._state, event_of(json.loads(entry.text)))
+            self._applied = committed
+        return self._state
 
 
 class ReplicatedLog:
@@ -25,8 +34,8 @@ class ReplicatedLog:
     nobody has to agree any more: what follows are only the farewells.
     """
 
-    def __init__(self, voter: Voter, begun: State, apply: Apply, propose: Callable[[str], None]) -> None:
-        """`propose`: gives an entry to the voter, and carries out what follows."""
+    def __init__(self, voter: Voter, begun: State, apply: Apply, propose: Callable[..., None]) -> None:
+        """`propose`: gives the texts of entries to the voter, and carries out what follows."""
         self._voter = voter
         self._begun = begun
         self._apply = apply
@@ -76,9 +85,13 @@ class ReplicatedLog:
         here = [number for number, node in enumerate(self.state.nodes) if node.phase is not NodePhase.ABSENT]
         self.state = self.committed = self._begun
         self._decided_at = time.monotonic()
-        self._write(event)
+        state, _ = gang.step(self._begun, event)
+        joined = []
         for number in here:
-            self._add(gang_events.Joined(number, event.at))
+            before, each = state, gang_events.Joined(number, event.at)
+            state, _ = gang.step(state, each)
+            joined += [each] if state != before else []
+        self._write(event, *joined)
 
     def _resume(self, at: float) -> None:
         """Time without authority, or without a recorder, does not count."""
@@ -92,8 +105,8 @@ class ReplicatedLog:
         if gang.step(self.state, event)[0] != self.state:
             self._write(event)
 
-    def _write(self, event: gang_events.Event) -> None:
-        self._propose(json.dumps(entry_of(event)))
+    def _write(self, *events: gang_events.Event) -> None:
+        self._propose(*(json.dumps(entry_of(event)) for event in events))
         self._read()
 
     def _read(self) -> None:

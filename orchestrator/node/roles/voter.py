@@ -63,8 +63,8 @@ class Voter:
         self._answered.add(sender)
         return self._step(Received(sender, message, clock()))
 
-    def propose(self, text: str) -> List[Outgoing]:
-        return self._step(Proposed(text, clock()))
+    def propose(self, text: str, *more: str) -> List[Outgoing]:
+        return self._step(Proposed(text, clock(), more))
 
     def admit(self, node: int) -> List[Outgoing]:
         return self._step(Admitted(node, clock()))
