@@ -14,26 +14,48 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class _Descriptor(io.FileIO):
-    def __init__(self, descriptor: int, name: str) -> None:
-        super().__init__(descriptor, "w", closefd=False)
+class _Writer(io.BufferedWriter):
+    """Also writes all to a terminal or pipe that another program has made non-blocking.
+
+    The raw stream is one in C: Ctrl-C must not end its method after it has written, or the buffer would write it again.
+    """
+
+    def __init__(self, descriptor: int, name: str, *, buffered: bool) -> None:
+        super().__init__(io.FileIO(descriptor, "w", closefd=False))
         self._stream = name
+        self._is_buffered = buffered
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write all of `data`, also to a terminal or pipe that another program has made non-blocking."""
         rest = memoryview(data).cast("B")
-        try:
-            while rest:
-                written = super().write(rest)
-                if written is None:
-                    select.select([], [self], [])
-                else:
-                    rest = rest[written:]
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise OutputError(f"cannot write to {self._stream}: {error.strerror}") from error
-        return memoryview(data).nbytes
+        size = len(rest)
+        while True:
+            try:
+                super().write(rest)
+                break
+            except BlockingIOError as error:
+                rest = rest[error.characters_written :]
+                self._wait()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise OutputError(f"cannot write to {self._stream}: {error.strerror}") from error
+        if not self._is_buffered:
+            self.flush()
+        return size
+
+    def flush(self) -> None:
+        while True:
+            try:
+                return super().flush()
+            except BlockingIOError:
+                self._wait()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise OutputError(f"cannot write to {self._stream}: {error.strerror}") from error
+
+    def _wait(self) -> None:
+        select.select([], [self], [])
 
 
 def set_up() -> None:
@@ -51,9 +73,8 @@ def set_up() -> None:
 
 
 def _wrap(stream: io.TextIOWrapper, name: str) -> io.TextIOWrapper:
-    descriptor = _Descriptor(stream.fileno(), name)
     return io.TextIOWrapper(
-        descriptor if stream.write_through else io.BufferedWriter(descriptor),  # as python -u
+        _Writer(stream.fileno(), name, buffered=not stream.write_through),  # write_through: python -u
         encoding=stream.encoding,
         errors="backslashreplace",  # a character that the locale lacks must not end a command
         line_buffering=stream.line_buffering,
