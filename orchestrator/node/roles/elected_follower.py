@@ -83,9 +83,8 @@ class ElectedFollower(WorkerLink):
             return
         if not isinstance(beat, Beat) or beat.epoch < self._voter.epoch:
             return
-        until = self._voter.permit_of(beat)
-        if not isinstance(order, gang_events.Run) or until > clock():
-            self._carry_out(order, until)
+        if not isinstance(order, gang_events.Run) or self._voter.order_is_valid(beat):
+            self._carry_out(order, self._voter.permit_of(beat))
 
     def on_detour_message(self, received: Received) -> None:
         sender, target, message = received.envelope

@@ -132,6 +132,10 @@ class Voter:
     def beat_for(self, node: int) -> Beat:
         return election.beat_for(self.state, node, clock())
 
+    def order_is_valid(self, beat: Beat) -> bool:
+        """Whether an order to run that came with this beat may be obeyed now."""
+        return election.order_is_valid(self.state, beat, clock())
+
     def permit_of(self, beat: Beat) -> float:
         """Until when an order to run that came with this beat may be obeyed."""
         until = election.permit_until(self.state, beat, clock())
