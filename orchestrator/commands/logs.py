@@ -69,6 +69,19 @@ class LogsOptions:
     output: str | None = None
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """A run, and which of its lines are shown."""
+
+    run: registry.Run
+    about: AboutRun
+    hosts: Sequence[Host]
+    log_filter: LogFilter
+    ranks: int
+    """How many ranks may print the same line."""
+    mask: Mask
+
+
 def logs(options: LogsOptions) -> int:
     if options.as_json and (options.fold or options.output):
         raise UsageError("--json cannot be combined with --fold or --output")
@@ -88,6 +101,8 @@ def logs(options: LogsOptions) -> int:
         chosen = span_by_clock_of(asked_hosts, options.since, options.until, fleet)
         log_filter = replace(log_filter, since=chosen.first, until=chosen.last)
         mask = make_mask(inventory, run, console)
+        ranks = _count_ranks(run, asked_hosts, late, log_filter)
+        shown = _Shown(run, about, asked_hosts, log_filter, ranks, mask)
         view = make_view(run, asked_hosts, late, log_filter, inventory, fleet, mask, console)
         notify = inventory.notify
         name = run.name if notify.desktop and options.follow else ""
@@ -97,16 +112,12 @@ def logs(options: LogsOptions) -> int:
         if options.follow:
             waiting.note(run, console)
             if run.unfinished and _shows_all(options):
-                count = _count_ranks(run, asked_hosts, late, log_filter)
-                watching.insert(0, Silence(count, about, console.note, view.is_cut_off))
+                watching.insert(0, Silence(ranks, about, console.note, view.is_cut_off))
         try:
             if options.output:
-                _to_files(view, log_filter, list(run.parts), mask, Path(options.output), console)
+                _to_files(view, shown, Path(options.output), console)
             else:
-                ranks = _count_ranks(run, asked_hosts, late, log_filter)
-                line_count = _to_screen(
-                    view, run, about, log_filter, ranks, mask, options, Pipeline(watching), console, asked_hosts, fleet
-                )
+                line_count = _to_screen(view, shown, options, Pipeline(watching), fleet, console)
                 if not line_count and not view.failed:
                     console.note(f"run {run.run_id}: no {'output' if log_filter == UNFILTERED else 'matching line'}")
             if not options.follow:
@@ -185,7 +196,7 @@ def _warn_of_newer_run(lookup: RunLookup, inventory: Inventory, console: Console
 
 
 def _count_ranks(run: registry.Run, hosts: Sequence[Host], late: Sequence[str], log_filter: LogFilter) -> int:
-    """How many ranks may print the same line, for `--fold`."""
+    """See `_Shown.ranks`."""
     if log_filter.ranks:
         return len(log_filter.ranks)
     if late:
@@ -210,28 +221,17 @@ def _find_run(fleet: Fleet, inventory: Inventory, options: LogsOptions, console:
     return lookup
 
 
-def _to_screen(
-    view: View,
-    run: registry.Run,
-    about: AboutRun,
-    log_filter: LogFilter,
-    ranks: int,
-    mask: Mask,
-    options: LogsOptions,
-    watching: Stage,
-    console: Console,
-    hosts: Sequence[Host],
-    fleet: Fleet,
-) -> int:
+def _to_screen(view: View, shown: _Shown, options: LogsOptions, watching: Stage, fleet: Fleet, console: Console) -> int:
     """Print the lines. Returns their number."""
+    run, about, ranks = shown.run, shown.about, shown.ranks
     # with --stream agent or --grep, torchrun's stack traces are not shortened
     quiet = options.stream is None and options.grep is None and not options.show_all
     # warnings are hidden only if the lines that tell of a failure are in sight too
-    hides = quiet and not options.host and log_filter.ranks is None and log_filter.until is None
+    hides = quiet and not options.host and shown.log_filter.ranks is None and shown.log_filter.until is None
     status_line = _make_status_line(run, ranks, console) if options.follow and run.unfinished else None
     printer = printing.make_printer(
         list(run.all_nodes),
-        mask,
+        shown.mask,
         as_json=options.as_json,
         timestamps=options.timestamps,
         quiet=quiet,
@@ -242,9 +242,8 @@ def _to_screen(
         describe_hidden=printing.describe_hidden(console, about) if hides else None,
         status_line=status_line,
     )
-
-    counter = _Filter(log_filter)
-    with gpu_use.watch(run.run_id, hosts, fleet, status_line.show_gpu_use if status_line else None):
+    counter = _Filter(shown.log_filter)
+    with gpu_use.watch(run.run_id, shown.hosts, fleet, status_line.show_gpu_use if status_line else None):
         view.run(Pipeline((watching, counter, printer)))
     return counter.count
 
@@ -257,12 +256,10 @@ def _make_status_line(run: registry.Run, ranks: int, console: Console) -> Status
     return printing.make_status_line(console, ranks, time.monotonic() - max(0.0, age))
 
 
-def _to_files(
-    view: View, log_filter: LogFilter, hosts: Sequence[str], mask: Mask, folder: Path, console: Console
-) -> None:
-    files = LogFiles(folder, hosts, mask)
+def _to_files(view: View, shown: _Shown, folder: Path, console: Console) -> None:
+    files = LogFiles(folder, list(shown.run.parts), shown.mask)
     try:
-        view.run(Pipeline((_Filter(log_filter), Sink(files.add))))
+        view.run(Pipeline((_Filter(shown.log_filter), Sink(files.add))))
     finally:
         files.close()
     console.note(f"wrote {files.lines} lines to {files.count} files in {folder}; all lines merged: {files.merged}")
