@@ -104,7 +104,7 @@ if os.environ["RANK"] == "0":
     run_id = start(lab2, inventory, *words)
     try:
         wait_for_state(lab2, inventory, run_id, "succeeded", 200)
-        assert {line["text"] for line in lines_of(lab2, inventory, run_id, "--grep", "has")} == {
+        assert {line["text"] for line in lines_of(lab2, inventory, run_id, "--stream", "stdout")} == {
             "rank 0 has True",
             "rank 1 has True",
         }
