@@ -163,6 +163,21 @@ def test_modules_that_are_kept_end_with_their_time(runs: Runs, modules: Path) ->
     assert not list(runs.hosts(1)[0].state.glob("*/warm/*"))
 
 
+def test_a_keeper_that_refuses_a_run_keeps_none_of_its_locks(runs: Runs, modules: Path, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (host,) = runs.hosts(1)
+    start(runs, modules, IMPORTER, notify={"webhook": "", "command": f"cat {fifo}"}).wait_over()
+    with fifo.open("w"):  # the command, a child of the keeper by now, runs until this end is closed
+        (path,) = wait_until(lambda: list(host.state.glob("*/warm/*/warm.json")), 5.0, "the preloader is kept")
+        keeper = processes.Process(*(state.read(str(path)) or {})["keeper"])
+        refused = start(runs, modules, IMPORTER, name="same")
+        assert refused.guard() != keeper
+        refused.wait_over()
+        assert processes.alive(keeper)
+        start(runs, modules, IMPORTER, name="same").wait_over()  # refused by `prepare`, if the name is still locked
+
+
 def test_ps_shows_what_is_kept_and_kill_leftovers_ends_it(runs: Runs, modules: Path) -> None:
     run_to_its_end(runs, modules)
     _, preloader = wait_kept(runs)

@@ -105,6 +105,8 @@ def _wait(
                 shutil.rmtree(folder, ignore_errors=True)
                 become_guard(_prepare_guard(given, channel, connection, *received))
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            for handle in received[1] if received is not None else ():
+                os.close(handle)  # else the run that is refused has its locks and ports taken after its end
             connection.close()
 
 
