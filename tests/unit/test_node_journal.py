@@ -360,6 +360,17 @@ def test_the_segment_that_is_being_written_is_kept_whatever_the_limit(tmp_path: 
     assert content(tmp_path) == b"x" * 5000
 
 
+def test_attempts_that_have_ended_are_dropped_up_to_their_last_segment(tmp_path: Path, pipe: Pipe) -> None:
+    attempts = [Stream(number, "0", "out") for number in range(1, 61)]
+    for stream in attempts:
+        pipe.put(b"x" * 1000)
+        Writer(str(tmp_path), stream).pump(pipe.read)
+    journal.trim(str(tmp_path), 8000)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 8000
+    left = sorted(journal.segments(str(tmp_path)))
+    assert left and left == attempts[-len(left) :]
+
+
 @pytest.mark.parametrize(
     ("written", "words"),
     [

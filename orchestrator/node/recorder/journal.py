@@ -123,10 +123,15 @@ def _end(part: Segment) -> int:
 
 
 def trim(folder: str, limit: int) -> Dict[Stream, int]:
-    """Drop the oldest complete segments until the journal has at most `limit` bytes. Returns the bytes dropped."""
+    """Drop the oldest complete segments until the journal has at most `limit` bytes. Returns the bytes dropped.
+
+    Only the newest attempt has segments that are not complete: the last one of each stream.
+    """
     old: List[Tuple[int, Stream, Segment, int]] = []
     total = 0
-    for stream, parts in segments(folder).items():
+    by_stream = segments(folder)
+    newest = max((stream.attempt for stream in by_stream), default=0)
+    for stream, parts in by_stream.items():
         for segment in parts:
             try:
                 status = os.stat(segment.path + ".seg")
@@ -134,7 +139,7 @@ def trim(folder: str, limit: int) -> Dict[Stream, int]:
             except FileNotFoundError:
                 continue  # its writer has just left it
             total += size
-            if segment != parts[-1]:
+            if segment != parts[-1] or stream.attempt < newest:
                 old.append((status.st_mtime_ns, stream, segment, size))
     dropped: Dict[Stream, int] = {}
     for _, stream, segment, size in sorted(old):
