@@ -191,6 +191,25 @@ def test_ps_shows_what_is_kept_and_kill_leftovers_ends_it(runs: Runs, modules: P
     assert session.request("list", {})["warm"] == []
 
 
+def test_a_keeper_that_ends_while_it_is_looked_at_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDP_ORCH_STATE_DIR", str(tmp_path / "state"))
+    folder = Path(state.folder("warm", "1-2"))
+    guarded = state.guarded
+    looks = 0
+
+    def end_after_the_last_look(path: str) -> bool:
+        nonlocal looks
+        looks += 1
+        found = guarded(path)
+        if looks == 2:
+            folder.rmdir()
+        return found
+
+    monkeypatch.setattr(state, "guarded", end_after_the_last_look)
+    assert list(warm.keepers()) == []
+    assert looks == 2
+
+
 def count_connections(folder: Path) -> int:
     """To the socket of a keeper."""
     name = requests.socket_name(str(folder))[1:].decode()

@@ -87,8 +87,15 @@ def keepers() -> Iterator[Keeper]:
         record = state.read(os.path.join(folder, RECORD))
         if state.guarded(folder) and record is not None:
             yield Keeper(folder, record)
-        elif not state.guarded(folder) and time.time() - os.stat(folder).st_mtime > ANSWER_WINDOW:
+        elif not state.guarded(folder) and _is_older(folder, ANSWER_WINDOW):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_older(folder: str, seconds: float) -> bool:
+    try:
+        return time.time() - os.stat(folder).st_mtime > seconds
+    except FileNotFoundError:
+        return False  # its keeper has just ended, or become a guard
 
 
 def end(keeper: Keeper) -> Optional[processes.Process]:
