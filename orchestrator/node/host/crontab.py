@@ -44,8 +44,12 @@ def remove(*run_ids: str) -> None:
 
 
 def removal(run_id: str) -> str:
-    """The command of /bin/sh that removes the line of a run."""
-    return "crontab -l | grep -vF %s | crontab -" % shlex.quote(MARK + run_id)
+    """The command of /bin/sh that removes the line of a run.
+
+    It changes nothing if the crontab cannot be read. It has no %, which not all versions of cron leave as it is.
+    """
+    others = """t=$(crontab -l) && printf "$(printf '\\045')s\\n" "$t" | grep -vF """
+    return others + shlex.quote(MARK + run_id) + " | crontab -"
 
 
 def run_ids() -> List[str]:
