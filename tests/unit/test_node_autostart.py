@@ -72,5 +72,19 @@ def test_a_crontab_that_cannot_be_read_stays_as_it_is(table: Path) -> None:
     assert table.read_text() == before
 
 
+def test_the_line_stays_if_the_disk_with_the_state_folder_is_not_mounted_yet(table: Path) -> None:
+    before = table.read_text()
+    base = table.parent / "state"
+    base.rename(table.parent / "disk")
+    boot(table)
+    base.mkdir(0o700)  # where it is mounted later
+    boot(table)
+    assert table.read_text() == before
+    base.rmdir()
+    (table.parent / "disk").rename(base)
+    boot(table)
+    assert table.read_text() == OWN + "\n"
+
+
 def test_the_line_has_no_character_that_only_some_crons_give_a_meaning() -> None:
     assert "%" not in crontab.removal(RUN)  # a newline to cron, unless escaped; not to that of busybox

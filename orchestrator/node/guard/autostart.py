@@ -2,7 +2,7 @@
 
 While the run is not over, the user's crontab has a line for it, or the user's systemd a unit, and the run's folder has
 the key of the run. Both start the verb `autostart` of the node program (serve/at_boot.py), or remove themselves where
-that is gone.
+that is gone. They stay where its disk may be mounted later: then the folder of this host is missing, too.
 """
 
 import contextlib
@@ -69,8 +69,9 @@ def run_ids() -> List[str]:
 
 
 def _command(spec: Dict[str, Any], removal: str) -> str:
-    """`removal`: for when the folder with the node program is gone."""
+    """`removal`: for when the node program is gone, though the disk with the state folder is mounted."""
     program = spec["program"]
     argv = processes.own_program(program, "autostart", spec["run_id"])
     base = "DDP_ORCH_STATE_DIR=" + shlex.quote(state.base())
-    return "if [ -e %s ]; then %s exec %s; else %s; fi" % (shlex.quote(program), base, shlex.join(argv), removal)
+    start = "if [ -e %s ]; then %s exec %s; " % (shlex.quote(program), base, shlex.join(argv))
+    return start + "elif [ -d %s ]; then %s; fi" % (shlex.quote(state.folder()), removal)
