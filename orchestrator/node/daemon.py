@@ -79,7 +79,7 @@ def _guard(given: Dict[str, Any]) -> NoReturn:
             answer.send(b"guard")
     guard.run()
     is_over = guard.close()
-    if is_over and autostart.is_installed(given["folder"]):
+    if is_over and spec["autostart"] != "none":  # the record has gone with the folder of a run that was aborted
         autostart.remove(given["folder"])
     preloader = guard.preloader_to_keep()
     if preloader is not None:

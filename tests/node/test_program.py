@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stand_in_crontab
 from lab.waiting import wait_until
 from local_runs import Host, Runs, changed_program, local_runs
 
@@ -266,6 +267,19 @@ def test_a_controller_that_gives_up_is_told_who_stopped_the_run(runs: Runs) -> N
     run.stop(grace=0.0)
     answer = run.hosts[0].session.request("abort", {"run_id": run.run_id})
     assert answer == {"stopped_by": "the test"}
+
+
+def test_a_run_that_is_aborted_leaves_no_line_in_the_crontab(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = stand_in_crontab.put_in_path(tmp_path, monkeypatch)
+    run, _ = runs.prepare(WAIT, nproc=(1, 1), options="autostart: cron, max_restarts: 1")
+    assert run.run_id in table.read_text()
+    guard = run.guard()
+    for host in run.hosts:
+        host.session.request("abort", {"run_id": run.run_id})
+    wait_until(lambda: not processes.alive(guard), 5.0, "the guard has ended")
+    wait_until(lambda: not table.exists(), 5.0, "the line is removed")
 
 
 # --- attach

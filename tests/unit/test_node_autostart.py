@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
+import stand_in_crontab
 
 from orchestrator.node.guard import autostart
 from orchestrator.node.host import crontab, state
 
 RUN = "20261123-150000-abcd"
 OWN = "0 5 * * * printf 'a\\tb\\n' | grep -c '100\\%' # of my own"
-CRONTAB = """#!/bin/sh
-if [ "$1" = - ]; then cat > {table}.new && mv {table}.new {table}
-elif [ "$1" = -r ]; then rm {table}
-elif [ -e {broken} ]; then exit 1
-else cat {table}
-fi
-"""
 
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The crontab, with a line of the user and that of a run."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "crontab").write_text(CRONTAB.format(table=tmp_path / "table", broken=tmp_path / "broken"))
-    (programs / "crontab").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    table = stand_in_crontab.put_in_path(tmp_path, monkeypatch)
     monkeypatch.setenv("DDP_ORCH_STATE_DIR", str(tmp_path / "state"))
     program = tmp_path / "state/node-0123/__main__.py"
     folder = Path(state.folder("runs", RUN))
     program.parent.mkdir()
     program.touch()
-    (tmp_path / "table").write_text(OWN + "\n")
+    table.write_text(OWN + "\n")
     spec = {"run_id": RUN, "autostart": "cron", "program": str(program)}
     autostart.install(str(folder), spec, {"secrets": {}})
     program.unlink()
-    return tmp_path / "table"
+    return table
 
 
 def boot(table: Path) -> None:
@@ -57,8 +46,6 @@ def test_the_line_of_a_run_that_is_gone_removes_itself_and_no_other(table: Path)
 
 
 def test_the_only_line_removes_itself(table: Path) -> None:
-    crontab.remove(RUN)
-    table.unlink()
     table.write_text("")
     crontab.add(RUN, crontab.removal(RUN))
     boot(table)
