@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
-from orchestrator.node.guard.attempts import Attempts, PendingStop
+from orchestrator.node.guard.attempts import LONGEST_REGISTRATION, Attempts, PendingStop
 
 SPEC: dict[str, Any] = {
     "node": 0,
@@ -37,6 +38,14 @@ class HangingTree:
         self.stopping = why
 
 
+class RegisteringTree:
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    def register(self, line: bytes) -> None:
+        self.lines.append(line)
+
+
 def test_a_stop_without_the_stacks_it_waited_for_is_followed_up_in_time(tmp_path: Path) -> None:
     attempts = Attempts(str(tmp_path), SPEC, {}, [], lambda: 0, lambda: None, lambda: None)
     attempts.tree = HangingTree()  # type: ignore[assignment]
@@ -44,3 +53,19 @@ def test_a_stop_without_the_stacks_it_waited_for_is_followed_up_in_time(tmp_path
     attempts.advance(now=101.0)
     assert attempts.tree.stopping == "stalled"
     assert attempts.due_at() <= 102.0
+
+
+def test_a_registration_without_an_end_takes_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "fifo").mkdir()
+    attempts = Attempts(str(tmp_path), SPEC, {}, [], lambda: -1, lambda: None, lambda: None)
+    attempts.open_register()
+    tree = RegisteringTree()
+    attempts.tree = tree  # type: ignore[assignment]
+    for _ in range(50):
+        os.write(attempts.register, b"x" * 4000)
+        attempts.read_registrations()
+    assert len(attempts._register_buffer) <= LONGEST_REGISTRATION
+    os.write(attempts.register, b"\nline of a rank\n")
+    attempts.read_registrations()
+    assert tree.lines[-1] == b"line of a rank"
+    os.close(attempts.register)

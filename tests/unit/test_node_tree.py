@@ -53,6 +53,26 @@ def test_a_signal_to_a_process_that_was_just_forked_does_not_reach_the_guard(
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 20000,
+        '{"pid": 1e999, "started": 1, "rank": 0}',
+        '{"pid": 1, "started": 1, "rank": 1e999}',
+        f'{{"pid": {1 << 70}, "started": 1, "rank": 0}}',
+        '{"pid": -1, "started": 1, "rank": 0}',
+        f'{{"pid": {1 << 70}, "started": 1, "contained": "0"}}',
+    ],
+)
+def test_nothing_that_a_process_registers_ends_the_guard(line: str) -> None:
+    tree = Tree(1, Spawner([], [], 0o022, 1024).spawn, lambda: Helpers(-1, -1), lambda _: None)
+    tree.register(line.encode())
+    assert tree.descriptors() == []
+    tree.stop(0.0, "the test")
+    tree.tick()
+    assert tree.outcome is not None
+
+
 def ends_of(agent_by: int, rank_by: int, *, reap_agent: bool) -> list[tuple[Any, Any]]:
     """What a tree reports if torchrun and a rank are ended by these signals before it looks."""
     reported: list[dict[str, Any]] = []

@@ -18,6 +18,7 @@ from .process_record import ProcessRecord
 
 STACKS_WINDOW = 15.0  # s for the stacks of hanging ranks
 EXTEND_AFTER = 20.0  # s of an attempt, whose own imports come first, until the preloader imports what the script does
+LONGEST_REGISTRATION = 4096  # bytes: PIPE_BUF, so that the lines of several ranks do not mix
 MOST_FAILURES = 128  # of all attempts: they are in every record of the run
 
 AttemptOrder = Union[gang_events.Run, gang_events.Stop]
@@ -212,7 +213,8 @@ class Attempts:
             self._register_buffer += os.read(self.register, 65536)
         except BlockingIOError:
             return
-        *lines, self._register_buffer = self._register_buffer.split(b"\n")
+        *lines, rest = self._register_buffer.split(b"\n")
+        self._register_buffer = rest[:LONGEST_REGISTRATION]  # of a longer one, which no rank writes, the rest is lost
         for line in lines:
             if self.tree is not None:
                 self.tree.register(line)

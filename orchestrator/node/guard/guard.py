@@ -345,10 +345,10 @@ class Guard:
             return {}
         try:
             if request.get("do") == "signal":
-                number, chosen = int(request["signal"]), request["ranks"]
+                number, chosen = _signal_number(request), request["ranks"]
                 return self._attempts.signal_ranks(number, chosen, request["only_if_caught"], request["dry"])
             if request.get("do") == "finish":
-                return self._request_finish(str(request["by"]), int(request["signal"]))
+                return self._request_finish(str(request["by"]), _signal_number(request))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return {"error": "malformed request: %r" % error, "code": "unknown"}
         if request.get("do") in ("drain", "add") and team_requests.may_come(self._spec):
@@ -406,3 +406,10 @@ class Guard:
         lock = os.open(self._path(guard_locks.RUN_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)  # a reader may be trying it for an instant; there is no other guard
         self._locks.append(lock)
+
+
+def _signal_number(request: Dict[str, Any]) -> int:
+    number = int(request["signal"])
+    if not 0 < number < signal.NSIG:
+        raise ValueError("no signal has the number %d" % number)
+    return number

@@ -22,6 +22,7 @@ SYS_PIDFD_SEND_SIGNAL, SYS_PIDFD_OPEN = 424, 434
 # From linux/pidfd.h. The request's number holds the size of the oldest struct pidfd_info: 64 bytes.
 PIDFD_GET_INFO, PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3
 _PIDFD_INFO = struct.Struct("=Q52xi")  # mask and exit_code
+PID_MOST = 1 << 22  # PID_MAX_LIMIT of Linux
 LONGEST_STAT = 4096  # bytes of /proc/PID/stat: a name of at most 64 and 50 numbers
 LOOK_SHARE = 20  # while processes end, looking for them may take 5 % of a core
 

@@ -113,11 +113,13 @@ class Tree:
         try:
             report = json.loads(line)
             process = processes.Process(int(report["pid"]), int(report["started"]))
+            if not 0 < process.pid <= processes.PID_MOST:
+                return
             if "contained" in report:
                 self._contained[str(report["contained"])] = process
                 return
             rank = int(report["rank"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return  # all of the user's processes can write into the FIFO, and nothing that they write may end the guard
         try:
             handle = processes.pidfd(process)
