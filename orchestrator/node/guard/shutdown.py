@@ -51,7 +51,8 @@ class Shutdown:
         """Whether SIGTERM came because the host shuts down, so that it may come back to the run. The
         init sends it to all processes then. It must not stop the run on the other hosts.
         """
-        self.leaves = bool(spec.get("max_restarts") and spec.get("rejoin_timeout") and login_session.host_shuts_down())
+        may_come_back = bool(spec.get("max_restarts") and spec.get("rejoin_timeout"))
+        self.leaves = self.leaves or (may_come_back and login_session.host_shuts_down())
         return self.leaves
 
     def advance(self, now: float) -> None:
