@@ -1,5 +1,6 @@
 """The events of the gang on the head, as a file. Decisions are a function of events, so the events are what is kept."""
 
+import contextlib
 import json
 import os
 from typing import Any, Callable, Dict, Optional, Protocol, Tuple
@@ -87,8 +88,12 @@ class GangLog:
         before = self.state
         actions = self._step(event)
         if self.state != before:
-            try:
-                os.write(self._file, (json.dumps(entry_of(event)) + "\n").encode("ascii"))
-            except OSError:
-                pass  # a full disk: the gang continues in memory, and only a restart of this recorder loses the event
+            self._write((json.dumps(entry_of(event)) + "\n").encode("ascii"))
         self._apply(before, self.state, actions)
+
+    def _write(self, line: bytes) -> None:
+        """On a full disk, the gang continues in memory, and only a restart of this recorder loses the event."""
+        with contextlib.suppress(OSError):
+            written = os.write(self._file, line)
+            if written < len(line):  # or the next event would be on the same line
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
