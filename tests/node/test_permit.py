@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -41,6 +42,21 @@ def attempts(run: Run) -> set[str]:
 
 def runs_attempt(driver: Driver, number: int) -> None:
     driver.wait_for(lambda status: (status["attempt"], status["phase"]) == (number, "running"))
+
+
+def test_a_guard_outlives_a_disk_that_cannot_be_written(driven: tuple[Runs, Driver]) -> None:
+    runs, driver = driven
+    run = prepare(runs, driver)
+    driver.permit(60.0)
+    driver.run(1)
+    runs_attempt(driver, 1)
+    guard = run.guard()
+    _, most = resource.prlimit(guard.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # no file takes a byte
+    driver.stop(1)
+    driver.wait_for(lambda status: status["phase"] == "exited")
+    resource.prlimit(guard.pid, resource.RLIMIT_FSIZE, (most, most))
+    driver.end()
+    run.wait_over()
 
 
 def test_a_permit_that_comes_late_shortens_nothing(driven: tuple[Runs, Driver]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
+import pytest
 from test_election_disk import full_disk
 
 from orchestrator.node.gang import gang
@@ -24,6 +27,25 @@ def after(*nodes: int) -> State:
     for node in nodes:
         state, _ = gang.step(state, Joined(node, 1.0))
     return state
+
+
+def test_the_events_are_known_although_the_file_cannot_be_written_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_log(tmp_path).add(Joined(0, 1.0))
+    with (tmp_path / NAME).open("a") as file:
+        file.write('{"torn')
+    open_file = os.open
+
+    def open_to_read(path: str, flags: int, *mode: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return open_file(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", open_to_read)
+    log = open_log(tmp_path)
+    log.add(Joined(1, 1.0))
+    assert log.state == after(0, 1)
 
 
 def test_an_event_that_a_full_disk_has_cut_short_takes_no_later_one_with_it(tmp_path: Path) -> None:

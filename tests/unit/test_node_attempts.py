@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchestrator.node.guard.attempts import LONGEST_REGISTRATION, Attempts, PendingStop
+from orchestrator.node.ranks import fifos
 
 SPEC: dict[str, Any] = {
     "node": 0,
@@ -53,6 +57,21 @@ def test_a_stop_without_the_stacks_it_waited_for_is_followed_up_in_time(tmp_path
     attempts.advance(now=101.0)
     assert attempts.tree.stopping == "stalled"
     assert attempts.due_at() <= 102.0
+
+
+def test_fifos_on_a_disk_that_was_mounted_read_only_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts(str(tmp_path), SPEC, {}, [], lambda: -1, lambda: None, lambda: None)
+    kept = fifos.make(str(tmp_path), 1, ["0"])
+    attempts._keepers[1] = dict(kept)
+
+    def refuse(_: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    attempts.close_fifos(2)
+    for handle in kept.values():
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(handle)
 
 
 def test_a_registration_without_an_end_takes_no_memory(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from orchestrator.node.guard import autostart
 from orchestrator.node.host import crontab, state
 
 RUN = "20261123-150000-abcd"
-OWN = "0 5 * * * printf 'a\\tb\\n' | grep -c '100\\%' # of my own"
+OWN = "0 5 * * * printf 'a\\tb\\n' | grep -c '100\\%'"
 
 
 @pytest.fixture

@@ -184,9 +184,10 @@ def test_whatever_is_written_killed_cut_and_read_meanwhile_arrives(
 
 
 class Disk:
-    """Lets the journal's writes fail with ENOSPC for as long as it is full."""
+    """Lets the journal's writes fail for as long as it is full, or cannot be written for another reason."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC) -> None:
+        self._number = number
         self.full = False
         self.no_files = False
         self._splice, self._open, self._pwrite = journal._splice, os.open, os.pwrite
@@ -208,7 +209,7 @@ class Disk:
 
     def _check(self, fails: bool) -> None:
         if fails:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(self._number, os.strerror(self._number))
 
 
 @pytest.mark.parametrize("no_files", [False, True])
@@ -253,8 +254,11 @@ def test_a_disk_that_stays_full_gathers_no_files(tmp_path: Path, pipe: Pipe, mon
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_writer_can_begin_on_a_full_disk(tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(monkeypatch)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
+def test_a_writer_can_begin_on_a_disk_that_cannot_be_written(
+    tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    disk = Disk(monkeypatch, number)
     disk.full = disk.no_files = True
     writer = Writer(str(tmp_path), STREAM)
     pipe.put(b"lost")
@@ -352,6 +356,21 @@ def test_the_oldest_complete_segments_are_dropped_and_a_reader_goes_on_behind_th
     first = reader.read(journal.segments(str(tmp_path))[STREAM], 1 << 20)[0]
     assert first.offset == 50 * 400 - len(text)
     assert journal.trim(str(tmp_path), 8000) == {}
+
+
+def test_a_journal_that_cannot_be_written_any_more_drops_nothing(
+    tmp_path: Path, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(str(tmp_path), STREAM, segment=1000)
+    for _ in range(5):
+        pipe.put(b"x" * 1000)
+        writer.pump(pipe.read)
+
+    def refuse(_: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    assert journal.trim(str(tmp_path), 2000) == {}
 
 
 def test_the_segment_that_is_being_written_is_kept_whatever_the_limit(tmp_path: Path, pipe: Pipe) -> None:

@@ -1,5 +1,6 @@
 """The attempts of a run on this host: processes and FIFOs of each, from the order to its outcome. For the guard."""
 
+import contextlib
 import os
 import socket
 import time
@@ -370,7 +371,8 @@ class Attempts:
         """Close the FIFOs of earlier attempts: their processes have ended, and the recorder has all their output."""
         for old in [old for old in self._keepers if old < attempt]:
             for path, keeper in self._keepers.pop(old).items():
-                os.unlink(path)
+                with contextlib.suppress(OSError):  # a disk that was mounted read-only
+                    os.unlink(path)
                 os.close(keeper)
 
     def _program(self) -> List[str]:

@@ -395,7 +395,7 @@ class Guard:
         try:
             state.write(self._path("state.json"), record)
         except OSError as error:
-            if error.errno not in state.FULL:
+            if error.errno not in state.UNWRITABLE:
                 raise
 
     def _path(self, *names: str) -> str:

@@ -30,6 +30,9 @@ OUTPUT_LEADS = ".ddp-orch.leads"  # in an output folder: see resume/output_tree.
 OUTPUT_MARKS = (OUTPUT_LOCK, OUTPUT_LEADS)
 RESERVE = 64 * 1024  # bytes
 FULL = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (*FULL, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Why a disk takes nothing more: it is full, has failed, or was mounted read-only. A run that has begun continues, as
+it may write to other disks: what is not in a file is lost if the process that knows it is killed."""
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{3,60}\Z")
 # Of runs that are reported: a controller takes an answer with another id for damaged. Older versions made others.
 LISTED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")

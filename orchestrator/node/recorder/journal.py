@@ -14,13 +14,13 @@ segment and never only in memory, and the segment's length, not the index, says 
 
 import contextlib
 import ctypes
-import errno
 import os
 import struct
 import sys
 import time
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from ..host.state import UNWRITABLE
 from .last_words import last_words_of
 
 RECORD = struct.Struct("<Qq")
@@ -28,7 +28,6 @@ SEGMENT = 64 * 1024 * 1024
 SEGMENT_LEAST = 256 * 1024
 PIECE = 1024 * 1024
 TAIL = 16 * 1024  # bytes of a stream that are searched for the reason why its process ended
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SPLICE_F_MOVE, SPLICE_F_NONBLOCK = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -145,8 +144,13 @@ def trim(folder: str, limit: int) -> Dict[Stream, int]:
     for _, stream, segment, size in sorted(old):
         if total <= limit:
             break
-        os.unlink(segment.path + ".seg")
-        os.unlink(segment.path + ".idx")
+        try:
+            os.unlink(segment.path + ".seg")
+            os.unlink(segment.path + ".idx")
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            break
         total -= size
         dropped[stream] = dropped.get(stream, 0) + size
     return dropped
@@ -155,8 +159,8 @@ def trim(folder: str, limit: int) -> Dict[Stream, int]:
 class Writer:
     """Appends one stream. Only one exists at a time: a recorder is restarted only when the old one has been reaped.
 
-    A full disk is not an error here: the job must neither fail nor wait. The bytes are dropped, and the next segment
-    begins after the gap.
+    A disk that is full, or cannot be written, is not an error here: the job must neither fail nor wait. The bytes are
+    dropped, and the next segment begins after the gap.
     """
 
     def __init__(
@@ -183,7 +187,7 @@ class Writer:
         except OSError as error:
             if index >= 0:
                 os.close(index)
-            if error.errno not in FULL:
+            if error.errno not in UNWRITABLE:
                 raise
             return False
         self._leave(start)
@@ -212,7 +216,7 @@ class Writer:
         try:
             self._records += os.pwrite(self._index, record, self._records * RECORD.size) == RECORD.size
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in UNWRITABLE:
                 raise
 
     def pump(self, fifo: int) -> int:
@@ -226,7 +230,7 @@ class Writer:
         except BlockingIOError:
             return 0
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in UNWRITABLE:
                 raise
             return self._drop(fifo)
         if moved:
@@ -256,7 +260,7 @@ class Writer:
         try:
             self._end += os.pwrite(self._file, data, self._end - self._start)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in UNWRITABLE:
                 raise
             return
         self._record()

@@ -6,14 +6,14 @@ from typing import List, Optional, Sequence, Tuple
 
 from ..gang.election_state import Ballot, Entry
 from ..host import state
-from ..recorder import journal
 from .gang_log import NAME, event_of
 
 BALLOT = "ballot.json"
 
 
 class ElectionDisk:
-    """A full disk does not stop the run: what could not be written is in memory, and is written with the next change.
+    """A disk that cannot be written does not stop the run: what is missing there is in memory, and is written with the
+    next change.
 
     Only a node that restarts meanwhile forgets it.
     """
@@ -52,7 +52,7 @@ class ElectionDisk:
         try:
             state.write(self._ballot_path, ballot._asdict())
         except OSError as error:
-            if error.errno not in journal.FULL:
+            if error.errno not in state.UNWRITABLE:
                 raise
 
     def write(self, length: int, entries: Sequence[Entry]) -> None:
@@ -68,7 +68,7 @@ class ElectionDisk:
             self._written = len(self._lines)
         except OSError as error:
             self._written = None
-            if error.errno not in journal.FULL:
+            if error.errno not in state.UNWRITABLE:
                 raise
 
     def _append(self, written: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 from ..gang import gang, gang_events
 from ..gang.gang_state import State, kill_window
+from ..host import state
 from ..link.link import elects, lease
 from .resumption import is_wanted
 
@@ -66,10 +67,11 @@ class GangLog:
         return self.state
 
     def _replay(self, path: str) -> int:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = _open(path)
         known = os.pread(file, os.fstat(file).st_size, 0)
         if known and not known.endswith(b"\n"):  # our predecessor was killed as it wrote: what follows is a new line
-            os.write(file, b"\n")
+            with contextlib.suppress(OSError):
+                os.write(file, b"\n")
         for line in known.split(b"\n"):
             try:
                 event = event_of(json.loads(line))
@@ -92,8 +94,17 @@ class GangLog:
         self._apply(before, self.state, actions)
 
     def _write(self, line: bytes) -> None:
-        """On a full disk, the gang continues in memory, and only a restart of this recorder loses the event."""
+        """If the disk takes no more, the gang continues in memory. Only a restart of this recorder loses the event."""
         with contextlib.suppress(OSError):
             written = os.write(self._file, line)
             if written < len(line):  # or the next event would be on the same line
                 os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in state.UNWRITABLE:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # writing to it fails, as on a full disk
