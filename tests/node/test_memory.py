@@ -15,7 +15,7 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs, impatient_program, local_runs
 
 from orchestrator.hosts.session import Refused
-from orchestrator.node.host import memory_folder, processes
+from orchestrator.node.host import memory_folder, processes, state
 
 LIMIT = "memory_limit: 8MiB"
 # A rank prints what it finds, saves what tells its attempt, and waits to be killed. The last attempt ends.
@@ -115,6 +115,30 @@ def test_a_folder_without_a_run_is_stale_when_no_guard_has_locked_it(runs: Runs)
     freed = runs.hosts(1)[0].session.request("stale", {"ports": []})["memory_freed"]
     assert str(stray) in freed and not stray.exists()
     assert folder(run).exists()
+
+
+@pytest.mark.parametrize("operation", ["stale", "stop"])
+def test_a_folder_that_is_locked_for_a_guard_to_come_is_left(runs: Runs, operation: str) -> None:
+    """As in `prepare`, from the moment that the run is recorded until its guard has run.lock."""
+    run, _ = runs.prepare(SCRIPT, "2", options=LIMIT)
+    guard = run.guard()
+    spec = run.record("spec.json") or {}
+    processes.send(guard, signal.SIGSTOP)
+    recorder = run.recorder()
+    assert recorder is not None
+    processes.send_all([recorder, guard], signal.SIGKILL)
+    wait_until(lambda: not state.guarded(str(run.folder())), 5.0, "the lock of the run is free")
+    taken: list[int] = []
+    memory_folder.make(spec, taken)
+    if operation == "stale":
+        run.hosts[0].session.request("stale", {"ports": []})
+    else:
+        run.stop(0)
+    assert folder(run).exists()
+    for handle in taken:
+        os.close(handle)
+    assert str(folder(run)) in run.hosts[0].session.request("stale", {"ports": []})["memory_freed"]
+    assert not folder(run).exists()
 
 
 def test_more_than_the_free_memory_is_refused(runs: Runs) -> None:

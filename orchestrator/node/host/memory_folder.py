@@ -100,6 +100,18 @@ def remove(spec: Dict[str, Any]) -> List[str]:
     return [folder]
 
 
+def remove_left(spec: Dict[str, Any]) -> List[str]:
+    """As `remove`, of a run that seems to have no guard. Does nothing while the folder is locked for one."""
+    try:
+        handle = _lock(path(spec) if is_wanted(spec) else "")
+    except (OSError, Unusable):
+        return []
+    try:
+        return remove(spec)
+    finally:
+        os.close(handle)
+
+
 def remove_strays() -> List[str]:
     """Remove folders of this user that have no guard, whatever is known of their runs. Returns their paths."""
     removed = []

@@ -36,7 +36,7 @@ def stale(arguments: Dict[str, Any]) -> Dict[str, Any]:
         held = ports_of(folder)
         ids = containers.find(folder)
         left = sweep(run_id, folder)
-        memory += memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
+        memory += memory_folder.remove_left(state.read(os.path.join(folder, "spec.json")) or {})
         killed += [
             {"pid": process.pid, "cmd": command} for process, command in before.items() if not processes.alive(process)
         ]

@@ -149,7 +149,7 @@ def _is_listed(folder: str) -> bool:
 
 def _remove_runs(folders: Sequence[str]) -> int:
     for folder in folders:
-        memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
+        memory_folder.remove_left(state.read(os.path.join(folder, "spec.json")) or {})
     return sum(map(_remove, folders))
 
 

@@ -51,8 +51,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
     left = sweep(run_id, folder)
     if autostart.is_installed(folder):  # no guard was there to remove it
         autostart.remove(folder)
-    if not state.guarded(folder):
-        memory_folder.remove(state.read(os.path.join(folder, "spec.json")) or {})
+    memory_folder.remove_left(state.read(os.path.join(folder, "spec.json")) or {})
     killed = {process.pid: command for process, command in before.items() if not processes.alive(process)}
     if guard is not None:
         killed.update(_ended(folder))
