@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab.waiting import wait_until
@@ -431,7 +432,8 @@ def test_a_journal_keeps_no_more_than_it_may_and_says_what_it_dropped(runs: Runs
     assert "run.keep.log_size (3 MiB): the oldest" in run.journal()["1.run.out"].decode()
 
 
-def test_the_end_of_a_guard_is_told_however_many_of_its_ranks_had_failed(tmp_path: Path) -> None:
+def orphan(tmp_path: Path) -> Recorder:
+    """A recorder that has just lost its guard, and will start no other one: the run is being stopped."""
     for name in ("log", "fifo"):
         (tmp_path / name).mkdir()
     spec = {"node": 1, "nproc": 100, "run_id": "a-run", "keep": {"journal": 1 << 20}, "cwd": str(tmp_path)}
@@ -440,12 +442,31 @@ def test_the_end_of_a_guard_is_told_however_many_of_its_ranks_had_failed(tmp_pat
     ours, theirs = socket.socketpair()
     recorder = Recorder(str(tmp_path), spec, private, ours, 0, lambda api: WorkerLink(api, Transport(api, [])))
     failure = {"rank": 0, "what": "rank 0: exit code 1", "attempt": 1, "at": 1.0}
-    stop = {"by": "the test", "grace": 1.0}  # no new guard is started then
+    stop = {"by": "the test", "grace": 1.0}
     recorder._status.update(attempt=1, failures=[failure] * messages.FAILURES, stop=stop)
     theirs.close()
     recorder._hear_guard()
+    return recorder
+
+
+def test_the_end_of_a_guard_is_told_however_many_of_its_ranks_had_failed(tmp_path: Path) -> None:
+    recorder = orphan(tmp_path)
     failures = messages.status(recorder.reported)["failures"]
     assert [one["gone"] for one in failures] == [False] * (messages.FAILURES - 1) + [True]
+
+
+def test_a_run_whose_guard_was_killed_is_not_left_behind_while_its_recorder_ends_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = []
+
+    def look(_: str, folder: str) -> list[dict[str, Any]]:
+        guarded.append(state.guarded(folder))
+        return []
+
+    monkeypatch.setattr("orchestrator.node.recorder.recorder.sweep", look)
+    orphan(tmp_path)
+    assert guarded == [True] and not state.guarded(str(tmp_path))
 
 
 def test_what_a_guard_tells_fits_the_channel_however_often_ranks_have_failed(tmp_path: Path) -> None:

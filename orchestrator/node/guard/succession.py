@@ -20,20 +20,34 @@ class NotPossible(Exception):
     """No new guard can be started here; the text says why."""
 
 
-@contextlib.contextmanager
-def held(folder: str, spec: Dict[str, Any]) -> Iterator[List[int]]:
-    """The locks of the run, for a new guard to take over. Raises NotPossible."""
+def claim(folder: str) -> List[int]:
+    """run.lock of a run whose guard was killed: it is not left behind. Empty if another process starts a guard."""
     taken: List[int] = []
     try:
         guard_locks.take_run(folder, taken)
+    except (guard_locks.Held, OSError):
+        release(taken)
+    return taken
+
+
+def release(taken: List[int]) -> None:
+    while taken:
+        os.close(taken.pop())
+
+
+@contextlib.contextmanager
+def held(folder: str, spec: Dict[str, Any], taken: List[int]) -> Iterator[List[int]]:
+    """The locks of the run, for a new guard to take over. Raises NotPossible. `taken`: by `claim`; it is released."""
+    try:
+        if not taken:
+            guard_locks.take_run(folder, taken)
         guard_locks.take(spec, taken)
         guard_locks.take_output(spec, taken)
         yield taken
     except (guard_locks.Held, memory_folder.Unusable, state.StateError, OSError) as error:
         raise NotPossible(str(error)) from error
     finally:
-        for handle in taken:
-            os.close(handle)
+        release(taken)
 
 
 def replace_guard(
@@ -42,9 +56,13 @@ def replace_guard(
     private: Dict[str, Any],
     listeners: List[socket.socket],
     past: Past,
+    taken: List[int],
 ) -> None:
-    """Start a guard in place of one that was killed, and whose processes have been ended. Raises NotPossible."""
-    with held(folder, spec) as taken:
+    """Start a guard in place of one that was killed, and whose processes have been ended. Raises NotPossible.
+
+    `taken`: by `claim`; it is released.
+    """
+    with held(folder, spec, taken):
         if os.path.exists(os.path.join(folder, "stop.json")):  # looked at once we hold the lock: see serve/stop.py
             raise NotPossible("the run is being stopped")
         try:

@@ -332,6 +332,7 @@ class Recorder:
             if time.monotonic() > deadline:
                 os._exit(70)  # the guard lives and has closed our channel; it will start another recorder
             time.sleep(0.005)
+        taken = succession.claim(self.folder)
         left = [each for each in sweep(self.spec["run_id"], self.folder) if each["pid"] is not None]
         self._open_fifos()
         for handle in list(self._fifos):
@@ -342,7 +343,8 @@ class Recorder:
         if self._verdict is not None:
             self._end_orphaned(self._verdict)
             return
-        self._hand_over(failure, left)
+        self._hand_over(failure, left, taken)
+        succession.release(taken)
         self._report_end(failure, left)
 
     def _read_last_statuses(self, guard: socket.socket) -> None:
@@ -358,15 +360,19 @@ class Recorder:
                     return
                 self._read_status(raw)
 
-    def _hand_over(self, failure: Dict[str, Any], left: List[Dict[str, Any]]) -> None:
-        """Start a new guard, whose recorder takes over from us. Returns only if that is not possible."""
+    def _hand_over(self, failure: Dict[str, Any], left: List[Dict[str, Any]], taken: List[int]) -> None:
+        """Start a new guard, whose recorder takes over from us. Returns only if that is not possible.
+
+        `taken`: by succession.claim.
+        """
         status = self._status
         if status["stop"] is not None or not status["committed"]:
             return  # it is being stopped, or was never committed here
         self.say("the guard was killed, and its processes too; a new one takes over")
         past = after_kill(self.folder, status, failure, left)
         try:
-            succession.replace_guard(self.folder, self.spec, self._private, self._link.listening(), past)
+            listeners = self._link.listening()
+            succession.replace_guard(self.folder, self.spec, self._private, listeners, past, taken)
         except succession.NotPossible as error:
             self.say("no new guard: %s" % error)
             return
