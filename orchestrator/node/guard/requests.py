@@ -32,10 +32,15 @@ def socket_name(folder: str) -> bytes:
     return b"\0ddp-orch-%d-" % os.geteuid() + hashlib.sha256(text.encode()).hexdigest()[:32].encode()
 
 
+def peer(connection: socket.socket) -> Tuple[int, int]:
+    """The pid and the uid of the other side."""
+    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
 def is_own(connection: socket.socket) -> bool:
     """Whether the other side is a process of this user."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(raw)[1] == os.geteuid())
+    return peer(connection)[1] == os.geteuid()
 
 
 def ask(folder: str, request: Dict[str, Any], window: float = WINDOW) -> Dict[str, Any]:

@@ -14,7 +14,6 @@ import resource
 import shutil
 import signal
 import socket
-import struct
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -23,7 +22,7 @@ from ..host.guard_locks import RUN_LOCK
 from ..host.small_files import text_of
 from ..ranks import launch
 from ..ranks.job import in_memory
-from .requests import is_own, socket_name
+from .requests import is_own, peer, socket_name
 
 NAME = "ddp-warm"  # of keepers, as `ps` of the host shows them
 RECORD = "warm.json"
@@ -35,8 +34,6 @@ TAKE_OVER, END, ENDED = b"take over", b"end", b"ended"  # requests, and the answ
 # they differ between logins
 OF_LOGIN = re.compile(r"SSH_(CLIENT|CONNECTION|TTY|AUTH_SOCK)|XDG_SESSION_ID|_|SHLVL|OLDPWD|PWD")
 SCOPE = re.compile(r"/(session-[^/]*|run-[^/]*)\.scope")
-
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Ended(Exception):
@@ -185,7 +182,7 @@ def _ask(keeper: Keeper, run_folder: str, spec: Dict[str, Any], given: Dict[str,
             connection.connect(socket_name(keeper.folder))
             if not is_own(connection):
                 return False
-            pid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            pid = peer(connection)[0]
             handles = array.array("i", [data, log, *given["inherited"]]).tobytes()
             connection.sendmsg([TAKE_OVER], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handles)])
             return connection.recv(LONGEST) == b"guard"

@@ -5,7 +5,7 @@ BASE/                     0700, owned by us, on a local disk
     host.json             which host that is: machine_id, hostname, boot_id, pid_namespace
     runs/<run id>/        one folder a run
     locks/                GPU locks
-  queue/                tickets of runs that wait for their turn
+    queue/                tickets of runs that wait for their turn
     warm/<pid>-<start>/   a folder for each preloader that waits for another run
     code/<sha256>/        code snapshots
     out/<run name>/       what the run writes: $DDP_ORCH_OUTPUT_DIR
