@@ -59,7 +59,15 @@ def test_a_crontab_that_cannot_be_read_stays_as_it_is(table: Path) -> None:
     assert table.read_text() == before
 
 
-def test_the_line_stays_if_the_disk_with_the_state_folder_is_not_mounted_yet(table: Path) -> None:
+def sleep_by(table: Path, command: str) -> None:
+    """Have programs sleep by this command of the shell."""
+    sleep = table.parent / "bin/sleep"
+    sleep.write_text(f"#!/bin/sh\n{command}\n")
+    sleep.chmod(0o755)
+
+
+def test_the_line_stays_if_the_disk_with_the_state_folder_is_not_mounted(table: Path) -> None:
+    sleep_by(table, "true")
     before = table.read_text()
     base = table.parent / "state"
     base.rename(table.parent / "disk")
@@ -71,6 +79,15 @@ def test_the_line_stays_if_the_disk_with_the_state_folder_is_not_mounted_yet(tab
     (table.parent / "disk").rename(base)
     boot(table)
     assert table.read_text() == OWN + "\n"
+
+
+def test_the_line_waits_until_the_disk_with_the_state_folder_is_mounted(table: Path) -> None:
+    base, disk, started = (table.parent / name for name in ("state", "disk", "started"))
+    (base / "node-0123/__main__.py").write_text(f"import sys; open({str(started)!r}, 'w').write(sys.argv[2])")
+    base.rename(disk)
+    sleep_by(table, f"mv {disk} {base}")
+    boot(table)
+    assert started.read_text() == RUN
 
 
 def test_the_line_has_no_character_that_only_some_crons_give_a_meaning() -> None:

@@ -2,7 +2,7 @@
 
 While the run is not over, the user's crontab has a line for it, or the user's systemd a unit, and the run's folder has
 the key of the run. Both start the verb `autostart` of the node program (serve/at_boot.py), or remove themselves where
-that is gone. They stay where its disk may be mounted later: then the folder of this host is missing, too.
+that is gone. They wait for its disk, which may be mounted later: until then, the folder of this host is missing, too.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional
 from ..host import crontab, processes, state, user_units
 
 RECORD = "autostart.json"
+DISK_WINDOW = 300  # s for the disk with the state folder to be mounted
 # variables of the session that started the run, and those that may be credentials
 NOT_KEPT = re.compile(
     r"(SSH_|XDG_SESSION_|XDG_RUNTIME_DIR|DBUS_|DISPLAY|XAUTHORITY|(OLD)?PWD$|SHLVL$|_$)|(?i:.*(KEY|TOKEN|SECRET|PASS|CREDENTIAL))"
@@ -73,5 +74,7 @@ def _command(spec: Dict[str, Any], removal: str) -> str:
     program = spec["program"]
     argv = processes.own_program(program, "autostart", spec["run_id"])
     base = "DDP_ORCH_STATE_DIR=" + shlex.quote(state.base())
+    here = shlex.quote(state.folder())
+    wait = "n=0; while [ ! -d %s ] && [ $n -lt %d ]; do sleep 2; n=$((n+1)); done; " % (here, DISK_WINDOW / 2)
     start = "if [ -e %s ]; then %s exec %s; " % (shlex.quote(program), base, shlex.join(argv))
-    return start + "elif [ -d %s ]; then %s; fi" % (shlex.quote(state.folder()), removal)
+    return wait + start + "elif [ -d %s ]; then %s; fi" % (here, removal)
