@@ -206,7 +206,7 @@ def warm_up(training: Training, log: metrics.Log) -> Iterator[Batch]:
     run would round that step differently from the undisturbed run.
     """
     world, model = training.world, training.model
-    seed_step(training, training.first_step)
+    seed_data(training, training.first_step, 0)
     batches = training.data.train.batches(training.sampling.steps(training.first_step, training.last_step))
     first = next(batches)
     log.count_flops(training.on_meta, first.inputs)
@@ -228,7 +228,6 @@ def train_step(
     The last two are computed only where they are `logged`.
     """
     config, world, optimizer, scaler = training.config, training.world, training.optimizer, training.scaler
-    seed_step(training, step)
     log.timer.lap("other")
     alone = config.local_sgd > 0 and step >= config.compress_after
     # The loss is a sum over samples, as ranks may have different numbers of them. DDP divides the sum of all ranks by
@@ -237,7 +236,9 @@ def train_step(
     loss = correct = grad_norm = torch.zeros((), device=world.device)
 
     for micro_step in range(config.grad_accum_steps):
+        seed_data(training, step, micro_step)
         batch = next(batches)
+        seed_model(training, step, micro_step)
         if training.mix:
             batch = training.mix(batch)
         log.timer.lap("data")
@@ -269,9 +270,24 @@ def train_step(
     return loss, correct, grad_norm
 
 
-def seed_step(training: Training, step: int) -> None:
-    """Seed dropout and augmentation: the same numbers whenever this rank does this step."""
-    training.world.seed(seed_of(training.config.seed, step * training.world.world_size + training.world.rank))
+def seed_data(training: Training, step: int, micro_step: int) -> None:
+    """Seed what loading a micro-batch draws on this rank: augmentation."""
+    seed_draws(training, step, micro_step, 0)
+
+
+def seed_model(training: Training, step: int, micro_step: int) -> None:
+    """Seed what is drawn once a micro-batch is loaded: mixing and dropout.
+
+    A resumed run loads its first micro-batch in `warm_up`, so these draws must not follow those of the data.
+    """
+    seed_draws(training, step, micro_step, 1)
+
+
+def seed_draws(training: Training, step: int, micro_step: int, stream: int) -> None:
+    """The same numbers whenever this rank does this micro-batch, and other ones in each `stream`: 0 or 1."""
+    config, world = training.config, training.world
+    place = (step * config.grad_accum_steps + micro_step) * world.world_size + world.rank
+    world.seed(seed_of(config.seed, 2 * place + stream))
 
 
 def forward(training: Training, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

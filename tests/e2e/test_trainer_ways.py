@@ -7,6 +7,7 @@ import re
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,8 @@ WAYS = {
 
 
 OWN = ("--data=noisy:datasets", "--workers=1", "--batch-size=16", "--schedule=constant", "--ema=0.5", "--log-every=1")
+# random numbers of the data and of the model, both drawn by the rank itself
+AUGMENTED = ("--model=wide:dropping", "--augment", "--grad-accum-steps=2", "--schedule=constant", "--log-every=1")
 OTHERS = {
     "plain": PLAIN,
     "adamw": (*PLAIN, "--optimizer=adamw", "--lr=0.003", "--grad-clip=1", "--label-smoothing=0.1", "--log-ranks=all"),
@@ -45,6 +48,9 @@ OTHERS = {
     "own data, begun": (*OWN, "--max-steps=4", "--out=resumed"),
     "own data, resumed": (*OWN, "--max-steps=9", "--out=resumed", "--profile-steps=6:7"),
     "evaluated": (*OWN, "--eval-only", "--out=own"),
+    "augmented": (*AUGMENTED, "--max-steps=6", "--out=augmented"),
+    "augmented, begun": (*AUGMENTED, "--max-steps=3", "--out=augmented-resumed"),
+    "augmented, resumed": (*AUGMENTED, "--max-steps=6", "--out=augmented-resumed"),
     "fine-tuned": (*OWN, "--max-steps=1", "--init-from=resumed/weights.pt", "--out=fine-tuned"),
     "nothing to evaluate": ("--eval-only",),
     "no data": ("--data=csv", "--data-path=nowhere.csv"),
@@ -96,6 +102,9 @@ from torch import nn
 
 def wide(classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 2000), nn.ReLU(), nn.Linear(2000, 500), nn.Linear(500, classes))
+
+def dropping(classes):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.3), nn.Flatten(), nn.Linear(4 * 6 * 6, classes))
 """
 
 
@@ -136,7 +145,7 @@ def test_a_run_can_be_measured_in_steps(said: dict[str, str], folder: Path) -> N
 def test_a_run_on_own_data_resumes_bit_for_bit(said: dict[str, str], folder: Path) -> None:
     """Random augmentation and the moving average of the weights are those of the undisturbed run."""
     assert values(said["own data, resumed"], "resumed")["step"] == "4"
-    one, other = (torch.load(max((folder / name).glob("step-*.pt")), weights_only=True) for name in ("own", "resumed"))
+    one, other = (newest(folder / name) for name in ("own", "resumed"))
     for part in ("model", "ema"):
         assert all(torch.equal(one[part][name], other[part][name]) for name in one[part]), part
     assert not all(
@@ -147,6 +156,17 @@ def test_a_run_on_own_data_resumes_bit_for_bit(said: dict[str, str], folder: Pat
     for rank in (0, 1):
         trace = json.loads((folder / f"resumed/trace-rank{rank}.json").read_text())
         assert any("backward" in event["name"] for event in trace["traceEvents"])
+
+
+def test_a_run_with_augmentation_and_dropout_resumes_bit_for_bit(said: dict[str, str], folder: Path) -> None:
+    assert values(said["augmented, resumed"], "resumed")["step"] == "3"
+    assert losses(said["augmented"])[3:] == losses(said["augmented, resumed"])
+    one, other = (newest(folder / name)["model"] for name in ("augmented", "augmented-resumed"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def newest(folder: Path) -> Any:
+    return torch.load(max(folder.glob("step-*.pt")), weights_only=True)
 
 
 def test_a_snapshot_can_be_tested_without_training(said: dict[str, str]) -> None:
