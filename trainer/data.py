@@ -21,6 +21,8 @@ from trainer.config import Config, ConfigError
 
 MicroBatch = tuple[int, Tensor]  # a step, and the samples of one micro-batch of this rank
 
+STEPS_AT_ONCE = 1000  # are cut from an epoch: each takes a tensor
+
 VOCABULARY = 50304  # GPT-2's 50257 tokens, rounded up to what matrix units like
 
 
@@ -121,10 +123,10 @@ class Sampling:
         return self.batch(step)[self.rank :: self.world_size]
 
     def steps(self, first: int, end: int) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of the steps from `first` to before `end`. It cuts a whole epoch at once."""
+        """Yield the micro-batches of the steps from `first` to before `end`."""
         while first < end:
             epoch, position = divmod(first, self.steps_per_epoch)
-            rest = range(first, min(end, (epoch + 1) * self.steps_per_epoch))
+            rest = range(first, min(end, (epoch + 1) * self.steps_per_epoch, first + STEPS_AT_ONCE))
             samples = order(self.size, seed_of(self.seed, epoch))[position * self.batch_size :]
             samples = samples[: len(rest) * self.batch_size].view(len(rest), self.batch_size)
             mine = samples[:, self.rank :: self.world_size].contiguous()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import re
 import signal
 import socket
@@ -22,6 +24,7 @@ from trainer.config import Config, ConfigError, parse  # noqa: E402
 from trainer.data import Batch, Data, Sampling, TensorSplit, shift_images  # noqa: E402
 from trainer.datasets import load  # noqa: E402
 from trainer.dist import World, choose_device, joined  # noqa: E402
+from trainer.extras.bench import bench  # noqa: E402
 from trainer.extras.ema import EMA  # noqa: E402
 from trainer.extras.mixing import make_mix  # noqa: E402
 from trainer.loop import evaluate, run, setup  # noqa: E402
@@ -557,6 +560,22 @@ def test_ranks_and_pieces_share_out_every_step_without_overlap(ranks: int, piece
     for step in range(6):
         taken = torch.cat([ids for part in parts for at, ids in part if at == step])
         assert sorted(taken.tolist()) == sorted(alone.batch(step).tolist()) and len(set(taken.tolist())) == 32
+
+
+def test_an_epoch_of_many_steps_is_cut_piece_by_piece() -> None:
+    """A tensor for each of its steps takes more memory than the samples."""
+    sampling = Sampling(200_000, 2, 5, 0, 1, 1)
+    steps = sampling.steps(0, 10**9)
+    next(steps)
+    assert sum(type(each) is torch.Tensor for each in gc.get_objects()) < 50_000
+    parts = [ids for _, ids in sampling.steps(900, 2100)]
+    assert torch.equal(torch.cat(parts), torch.cat([sampling.batch(step) for step in range(900, 2100)]))
+
+
+def test_bench_does_not_run_out_of_a_large_data_set(world: World, tmp_path: Path) -> None:
+    of_large_data = ("--data=synthetic", "--image-size=8", "--samples=8000000", "--classes=10", "--batch-size=2")
+    bench(parse(["--bench", "--bench-seconds=0.05", *of_large_data, f"--out={tmp_path}"]), world)
+    assert json.loads((tmp_path / "bench.json").read_text())["seconds_per_step"]["data"] > 0
 
 
 def test_a_run_that_goes_on_with_other_ranks_takes_exactly_the_samples_left() -> None:
