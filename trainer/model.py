@@ -139,9 +139,13 @@ def checkpoint_blocks(model: nn.Module, name: str) -> None:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The modules in a ModuleList or Sequential of the model that are not layers of torch.nn."""
-    lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
-    return [each for one in lists for each in one if not type(each).__module__.startswith("torch.nn.")]
+    """The outermost modules in a ModuleList or Sequential of the model that are not layers of torch.nn."""
+    in_list = isinstance(model, (nn.ModuleList, nn.Sequential))
+    blocks: list[nn.Module] = []
+    for child in model.children():
+        is_block = in_list and not type(child).__module__.startswith("torch.nn.")
+        blocks += [child] if is_block else blocks_of(child)
+    return list(dict.fromkeys(blocks))  # two parts of a model may share a block
 
 
 class GPT(nn.Module):

@@ -648,6 +648,43 @@ def test_blocks_that_are_computed_again_give_the_same_gradients() -> None:
         checkpoint_blocks(build("digits-cnn", images_of(10), 1), "digits-cnn")
 
 
+class Inner(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(4, 4), 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layer(inputs).relu()
+
+
+class Outer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(Inner(), torch.nn.Linear(4, 4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + self.layers(inputs)
+
+
+def test_a_block_inside_a_block_is_computed_again_once() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Sequential(Outer(), Outer()), Inner())
+    checkpoint_blocks(model, "mine:model")
+    model(torch.ones(2, 3)).sum().backward()
+    assert [each.calls for each in model.modules() if isinstance(each, Inner)] == [2, 2, 2]
+
+
+def test_a_model_with_blocks_inside_of_blocks_is_sharded(world: World) -> None:
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("FSDP2 is public since torch 2.6")
+    torch.manual_seed(0)
+    shared = Inner()
+    model = torch.nn.Sequential(Outer(), Outer(), torch.nn.Sequential(shared), torch.nn.Sequential(shared))
+    before = model(torch.ones(2, 4))
+    wrapped = wrap(model, Config(parallel="fsdp"), world, 0)
+    assert torch.equal(wrapped(torch.ones(2, 4)), before)
+
+
 def test_a_model_that_cannot_be_is_refused_in_one_line() -> None:
     refusals = []
     for model, data in (
