@@ -39,11 +39,13 @@ def find(environ: Mapping[str, str]) -> Place:
             local_world_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
             launcher="torchrun",
         )
+    in_step = "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ  # a batch script has a PROCID too, but no step
     for launcher, names in MPI.items():
-        if names[0] in environ:
+        # `srun --mpi=pmi2` sets PMI_RANK too, without a local rank. MPICH starts its ranks from a step of Slurm's.
+        if names[0] in environ and (names[2] in environ or not in_step):
             rank, world_size, local_rank, local_world_size = (int(environ.get(name, "0")) for name in names)
             return _with_master(Place(rank, local_rank, world_size, max(1, local_world_size), launcher), environ)
-    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:  # a batch script has a PROCID too, without a step
+    if in_step:
         return _with_master(_of_slurm(environ), environ)
     return Place(0, 0, 1, 1, "none")
 

@@ -44,6 +44,22 @@ PLACES = {
         },
         Place(9, 1, 11, 3, "srun", "gpu-03", 23456),
     ),
+    "srun --mpi=pmi2": (
+        {
+            "PMI_RANK": "1", "PMI_SIZE": "3", "PMI_FD": "13", "PMI_JOBID": "1.0",
+            "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0",
+            "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_STEP_NODELIST": "node-[0-1]",
+        },
+        Place(1, 1, 3, 2, "srun", "node-0", 20001),
+    ),
+    "mpiexec of MPICH in a job of Slurm: srun starts its proxies": (
+        {
+            "PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "MASTER_ADDR": "node-0",
+            "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "1",
+            "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "node-[0-1]",
+        },
+        Place(3, 1, 4, 2, "mpiexec", "node-0"),
+    ),
     "a batch script of Slurm, without srun": (
         {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
         Place(0, 0, 1, 1, "none"),
