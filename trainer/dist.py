@@ -341,7 +341,7 @@ class Requests:
 
     def __init__(self, world: World) -> None:
         self._group = world.control
-        self._asked = NOTHING
+        self._stop_asked = self._save_asked = False
         self._boundaries = 0
         self._every = 1
         self._vote = torch.zeros(1, dtype=torch.int32)
@@ -358,9 +358,10 @@ class Requests:
         if self._travelling is not None:
             self._travelling.wait()
             agreed = int(self._vote.item())
-        self._vote = torch.tensor([self._asked], dtype=torch.int32)
-        if self._asked == SAVE:
-            self._asked = NOTHING
+        asked = STOP if self._stop_asked else SAVE if self._save_asked else NOTHING
+        if asked == SAVE:
+            self._save_asked = False  # only here: a signal up to now is answered by this vote
+        self._vote = torch.tensor([asked], dtype=torch.int32)
         self._travelling = dist.all_reduce(self._vote, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 
@@ -369,7 +370,10 @@ class Requests:
         self._every = max(1, min(VOTE_STEPS, int(VOTE_SECONDS / max(step_time, 0.001))))
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self._asked = max(self._asked, STOP if signum == signal.SIGTERM else SAVE)
+        if signum == signal.SIGTERM:
+            self._stop_asked = True
+        else:
+            self._save_asked = True
 
 
 def ignore_signals(worker: int) -> None:

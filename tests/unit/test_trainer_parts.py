@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import json
 import re
 import signal
@@ -13,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from pickle import PicklingError
+from types import FrameType
+from typing import Any
 
 import pytest
 from golden_files import assert_message
@@ -23,7 +27,7 @@ from trainer import checkpoint  # noqa: E402
 from trainer.config import Config, ConfigError, parse  # noqa: E402
 from trainer.data import Batch, Data, Sampling, TensorSplit, shift_images  # noqa: E402
 from trainer.datasets import load  # noqa: E402
-from trainer.dist import World, choose_device, joined  # noqa: E402
+from trainer.dist import SAVE, STOP, Requests, World, choose_device, joined  # noqa: E402
 from trainer.extras.bench import bench  # noqa: E402
 from trainer.extras.ema import EMA  # noqa: E402
 from trainer.extras.mixing import make_mix  # noqa: E402
@@ -292,6 +296,45 @@ def test_a_damaged_newest_snapshot_is_not_used_and_said_loudly(
 def test_what_is_handed_round_in_chunks_arrives_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.dist.BROADCAST_CHUNK", 7)
     assert world.broadcast(bytes(range(100)), source=0) == bytes(range(100))
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+@pytest.mark.parametrize(("number", "request_of_it"), [(signal.SIGUSR1, SAVE), (signal.SIGTERM, STOP)])
+def test_a_signal_at_any_moment_of_a_vote_counts(
+    world: World, asked_before: bool, number: signal.Signals, request_of_it: int
+) -> None:
+    for moment in itertools.count():
+        requests = Requests(world)
+        if asked_before:
+            signal.raise_signal(signal.SIGUSR1)
+        with raised_at_opcode(moment, Requests.agreed, number) as raised:
+            requests.agreed()
+        if not raised:
+            break
+        assert request_of_it in [requests.agreed() for _ in range(2)], moment
+    assert moment > 20
+
+
+@contextlib.contextmanager
+def raised_at_opcode(moment: int, function: Any, number: signal.Signals) -> Iterator[list[int]]:
+    """Sends this process a signal before the opcode of this number in `function`. The list has it once it is sent."""
+    opcodes, raised = itertools.count(), list[int]()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code is not function.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(opcodes) == moment:
+            raised.append(number)
+            signal.raise_signal(number)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield raised
+    finally:
+        sys.settrace(before)
 
 
 # --- weights to start from, and their moving average
