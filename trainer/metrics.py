@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import re
 import secrets
@@ -319,7 +320,8 @@ class Tracker:
     def write(self, step: int, figures: dict[str, Any]) -> None:
         if self._lines:
             attempt = os.environ.get("DDP_ORCH_ATTEMPT", "1")
-            line = {"at": round(time.time(), 3), "attempt": int(attempt), "step": step, **figures}
+            finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+            line = {"at": round(time.time(), 3), "attempt": int(attempt), "step": step, **finite}
             self._lines.write(json.dumps(line) + "\n")
             self._lines.flush()
         if self._board:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import json
+import math
 import re
 import signal
 import socket
@@ -32,7 +33,7 @@ from trainer.extras.bench import bench  # noqa: E402
 from trainer.extras.ema import EMA  # noqa: E402
 from trainer.extras.mixing import make_mix  # noqa: E402
 from trainer.loop import evaluate, run, setup  # noqa: E402
-from trainer.metrics import flops_of, meta_copy, peak_of, wandb_id  # noqa: E402
+from trainer.metrics import Tracker, flops_of, meta_copy, peak_of, wandb_id  # noqa: E402
 from trainer.model import build, checkpoint_blocks  # noqa: E402
 from trainer.optim import learning_rate, make_optimizer, peak_learning_rate, with_momentum  # noqa: E402
 from trainer.parallel import full, wrap  # noqa: E402
@@ -506,6 +507,18 @@ def test_tensorboard_and_wandb_continue_where_a_run_resumes(
     steps = [call[1]["step"] for call in wandb if call[0] == "log" and "loss" in call[1]]  # type: ignore[index,operator]
     assert steps == [1, 2, 3, 4, 5]
     assert board.count(("close",)) == wandb.count(("close",)) == 2
+
+
+def test_figures_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
+    """As the norm of the gradients where --precision fp16 finds its first loss scale. Infinity is not JSON."""
+    tracker = Tracker(Config(track="jsonl"), tmp_path, 0)
+    tracker.write(1, {"loss": 2.5, "grad_norm": math.inf, "slowest_rank": 0})
+    tracker.write(2, {"test_loss": math.nan, "test_acc": 0.0})
+    tracker.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    one, two = (json.loads(line, parse_constant=pytest.fail) for line in lines)
+    assert (one["step"], one["loss"], one["grad_norm"], one["slowest_rank"]) == (1, 2.5, None, 0)
+    assert (two["step"], two["test_loss"], two["test_acc"]) == (2, None, 0.0)
 
 
 @pytest.mark.torchvision
