@@ -81,9 +81,13 @@ def run(config: Config, world: World) -> None:
     log = metrics.Log(config, world, training.data, training.wrapped, tracker)
     writer = snapshots_of(config).make_writer(out, config.keep, world)
     memory_writer = snapshots_of(config).make_writer(memory, checkpoint.KEEP_IN_MEMORY, world) if memory else None
-    step = train(training, log, writer, memory_writer)
-    if memory_writer:
-        memory_writer.close()
+    try:
+        with contextlib.ExitStack() as stack:  # after an error too, a snapshot that is being written will be complete
+            for each in filter(None, (writer, memory_writer)):
+                stack.callback(each.close)
+            step = train(training, log, writer, memory_writer)
+    except metrics.NotFiniteError as error:
+        world.exit_together(1, str(error), speaker=error.rank)
     checkpoint.exit_if_not_saved(world, writer.close() if writer else None)
     if step < training.last_step:
         world.print(f"stopped {training.position(step)} seconds:{time.monotonic() - started:.1f}")
@@ -180,7 +184,7 @@ def train(training: Training, log: metrics.Log, writer: Writer | None, in_memory
         # 3. Log, save, evaluate. Reading a loss waits for the GPU, so it is done only where a line is printed.
         epoch = math.ceil(step / steps_per_epoch)
         if logged:
-            metrics.exit_if_not_finite(world, training.sampling, step, unchecked)
+            metrics.check_finite(world, training.sampling, step, unchecked)
             step_time = log.step(epoch, step, loss.item(), correct.item(), float(grad_norm), rate)
             requests.set_pace(step_time)
         log.timer.lap("other")
@@ -340,7 +344,7 @@ def save(
 
     The position in the data, the learning rate and all random numbers follow from the step.
     """
-    metrics.exit_if_not_finite(training.world, training.sampling, step, unchecked)  # never save a broken model
+    metrics.check_finite(training.world, training.sampling, step, unchecked)  # never save a broken model
     make_models_equal(training.model, training.config, training.world)
     if writer:
         state = {

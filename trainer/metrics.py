@@ -158,8 +158,16 @@ def print_plan(config: Config, world: World, data: Data, sampling: Sampling, mod
     )
 
 
-def exit_if_not_finite(world: World, sampling: Sampling, step: int, unchecked: list[Tensor]) -> None:
-    """End all ranks if a loss was not finite; name the first step and rank that had one, and its samples.
+class NotFiniteError(Exception):
+    """A loss was not finite: raised on all ranks at once. Its text is that of `rank`, the first that had one."""
+
+    def __init__(self, reason: str, rank: int) -> None:
+        super().__init__(reason)
+        self.rank = rank
+
+
+def check_finite(world: World, sampling: Sampling, step: int, unchecked: list[Tensor]) -> None:
+    """Raise NotFiniteError if a loss was not finite; name the first step and rank that had one, and its samples.
 
     `unchecked`: the losses of this rank up to `step` since the last call; it is emptied. One step later, the gradients
     have carried the error to all ranks, so only the first one tells where it came from.
@@ -172,12 +180,11 @@ def exit_if_not_finite(world: World, sampling: Sampling, step: int, unchecked: l
     if bad_steps:
         step, rank = min(bad_steps), steps.index(min(bad_steps))
         samples = ",".join(map(str, sampling.mine(step - 1).tolist()))
-        world.exit_together(
-            1,
+        raise NotFiniteError(
             f"{socket.gethostname()}: the loss is not finite at step:{step} rank:{rank} samples:{samples}; "
             "a lower --lr, --grad-clip 1 or --precision bf16 may help, or look at these samples; "
             "the newest snapshot is from before",
-            speaker=rank,
+            rank,
         )
 
 

@@ -148,6 +148,39 @@ def test_snapshots_in_memory_lose_few_steps_of_killed_ranks_and_change_no_bit(
     assert_same_weights(finished[0], tmp_path / "out")
 
 
+HEAVY = """
+import torch
+from torch import nn
+
+class Heavy(nn.Module):
+    # a snapshot of it takes many times as long as a step
+    def __init__(self, classes):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(192, classes), 0
+        self.ballast = nn.Parameter(torch.zeros(40_000_000), requires_grad=False)
+
+    def forward(self, images):
+        self.calls += self.training
+        if self.calls == 5:  # that is step 4, as the first call is for DDP's layout
+            BAD
+        return self.layer(images.flatten(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [("images = images * torch.nan", "not finite at step:4 "), ("raise ValueError('a bad image')", "a bad image")],
+)
+def test_a_snapshot_that_is_being_written_is_kept_when_the_next_step_fails(
+    tmp_path: Path, bad: str, reason: str
+) -> None:
+    (tmp_path / "heavy.py").write_text(HEAVY.replace("BAD", bad))
+    flags = ("--model=heavy:Heavy", "--max-steps=9", "--log-every=1", "--save-every=3", "--batch-size=16")
+    failed = run(torchrun(2, "-m", "trainer", *flags), cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert failed.returncode == 1 and reason in failed.stderr, failed.stderr
+    assert [path.name[:15] for path in (tmp_path / "out").iterdir() if path.suffix != ".jsonl"] == ["step-000000003-"]
+
+
 def test_memory_that_nobody_has_made_is_said_in_one_line(tmp_path: Path) -> None:
     done = run([sys.executable, "-m", "trainer", "--save-memory-every=5"], cwd=tmp_path)
     assert done.returncode == 2 and "run.memory_limit" in done.stderr and len(done.stderr.splitlines()) == 1
