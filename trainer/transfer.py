@@ -42,41 +42,61 @@ def copy_to_all_nodes(path: Path, world: World) -> None:
 
 
 def _send(path: Path, target: int, world: World) -> None:
-    size = path.stat().st_size
-    dist.send(torch.tensor([size]), target, group=world.control)
-    with path.open("rb") as file:
+    """Raises OSError only when all is sent, as the other nodes wait for it: zeros for what cannot be read."""
+    size, problem = 0, None
+    with contextlib.ExitStack() as stack:
+        try:
+            size = path.stat().st_size
+            file = stack.enter_context(path.open("rb"))
+        except OSError as error:
+            problem = error
+        dist.send(torch.tensor([size]), target, group=world.control)
         for start in range(0, size, CHUNK):
-            content = bytearray(file.read(min(CHUNK, size - start)))
+            content = bytearray(min(CHUNK, size - start))
+            try:
+                if problem is None and file.readinto(content) < len(content):
+                    problem = OSError("it is shorter than it was")
+            except OSError as error:  # the disk is damaged
+                problem = error
             dist.send(torch.frombuffer(content, dtype=torch.uint8), target, group=world.control)
+    dist.send(torch.tensor([int(problem is None)]), target, group=world.control)
+    if problem is not None:
+        raise problem
 
 
 def _receive(path: Path, source: int, targets: list[int], world: World) -> None:
-    """Raises OSError only when all has arrived, as `targets` count on this rank to pass it on."""
-    size = torch.zeros(1, dtype=torch.int64)
+    """Raises OSError only when all has arrived, as `targets` count on this rank to pass it on.
+
+    A file that its node could not read is not kept. That node raises the error.
+    """
+    size, is_whole = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     _pass_on(size, source, targets, world)
     aside = path.with_name(f".{path.name}-{socket.gethostname()}.tmp")
     problem: OSError | None = None
-    with contextlib.ExitStack() as stack:
-        try:
-            path.parent.mkdir(exist_ok=True)
-            file = stack.enter_context(aside.open("wb"))
-        except OSError as error:
-            problem = error
-        for start in range(0, int(size), CHUNK):
-            content = bytearray(min(CHUNK, int(size) - start))
-            _pass_on(torch.frombuffer(content, dtype=torch.uint8), source, targets, world)
+    try:
+        with contextlib.ExitStack() as stack:
             try:
-                if problem is None:
-                    file.write(content)
-            except OSError as error:  # the disk is full
+                path.parent.mkdir(exist_ok=True)
+                file = stack.enter_context(aside.open("wb"))
+            except OSError as error:
                 problem = error
-        if problem is None:
+            for start in range(0, int(size), CHUNK):
+                content = bytearray(min(CHUNK, int(size) - start))
+                _pass_on(torch.frombuffer(content, dtype=torch.uint8), source, targets, world)
+                try:
+                    if problem is None:
+                        file.write(content)
+                except OSError as error:  # the disk is full
+                    problem = error
+            _pass_on(is_whole, source, targets, world)
+            if problem is not None:
+                raise problem
             file.flush()
             os.fsync(file.fileno())
+        if is_whole:
             aside.replace(path)
-    if problem is not None:
+    finally:
         aside.unlink(missing_ok=True)
-        raise problem
 
 
 def _pass_on(tensor: Tensor, source: int, targets: list[int], world: World) -> None:

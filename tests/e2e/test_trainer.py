@@ -211,6 +211,36 @@ def test_hosts_without_a_shared_disk_go_on_from_the_newest_undamaged_snapshot_th
     assert newest(tmp_path / "empty")["step"] == 165
 
 
+COPY = """
+import datetime, os, sys
+from pathlib import Path
+from trainer import dist, transfer
+from trainer.place import find
+
+dist.FIRST_STEP_TIMEOUT = datetime.timedelta(seconds=20)
+with dist.joined("cpu", find(os.environ)) as world:
+    transfer.copy_to_all_nodes(Path(f"host-{world.rank}") / "snapshot", world)
+"""
+
+
+@pytest.mark.parametrize("unreadable", ["a folder", "shorter than it was"])
+def test_a_snapshot_that_its_host_cannot_read_ends_all_hosts_and_is_published_on_none(
+    tmp_path: Path, unreadable: str
+) -> None:
+    for rank in range(3):
+        (tmp_path / f"host-{rank}").mkdir()
+    snapshot = tmp_path / "host-1/snapshot"
+    if unreadable == "a folder":
+        snapshot.mkdir()
+    else:
+        snapshot.symlink_to("/sys/kernel/uevent_seqnum")  # sysfs says 4096 bytes, and has a few
+    with started(3, tmp_path, "-c", COPY) as ranks:
+        outputs = outputs_of(ranks)
+    assert [process.returncode for process in ranks] == [2, 2, 2], "\n".join(outputs)
+    assert ["trainer: " in output for output in outputs] == [False, True, False]
+    assert not [*(tmp_path / "host-0").iterdir(), *(tmp_path / "host-2").iterdir()]
+
+
 def test_missing_torchvision_is_said_in_one_line_by_one_rank(tmp_path: Path) -> None:
     broken = tmp_path / "torchvision"
     broken.mkdir()
