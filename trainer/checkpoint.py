@@ -331,13 +331,7 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | No
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), **ema_state}
 
 
-def restore(
-    state: dict[str, Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    ema: EMA | None,
-) -> None:
+def restore(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None) -> None:
     """Load a snapshot, maybe from another kind of device. Raises ConfigError if it does not fit.
 
     Maps the file once more for each part, so that the memory with one part is free before the next is read.
@@ -358,7 +352,6 @@ def restore(
         optimizer.load_state_dict(optimizer_state)
     except (RuntimeError, ValueError) as error:
         raise does_not_fit(state, error) from error
-    scaler.load_state_dict(state.get("scaler") or scaler.state_dict())
     if ema:
         ema.load_state_dict(state["ema"] if "ema" in state else ema.state_of(model))
 

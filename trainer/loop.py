@@ -136,7 +136,8 @@ def setup(config: Config, world: World, out: Path | None, memory: Path | None = 
         scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
         ema = EMA(model, config.ema) if config.ema else None
         if state:
-            snapshots_of(config).restore(state, model, optimizer, scaler, ema)
+            snapshots_of(config).restore(state, model, optimizer, ema)
+            scaler.load_state_dict(state["scaler"] or scaler.state_dict())  # empty without --precision fp16
     loss_of = make_loss(config)
     training = Training(
         config, world, data, sampling, model, wrapped, on_meta, optimizer, scaler, first_step, loss_of, ema, mix

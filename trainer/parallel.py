@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from inspect import signature
-from types import ModuleType
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from trainer import checkpoint
+from trainer.checkpoint import Writer
 from trainer.config import Config, ConfigError
 from trainer.dist import World
 from trainer.extras.compression import compress
+from trainer.extras.ema import EMA
 from trainer.model import blocks_of
 
 
@@ -76,8 +79,16 @@ def keep_gradients_local(wrapped: nn.Module) -> Iterator[None]:
         yield
 
 
-def snapshots_of(config: Config) -> ModuleType:
-    """The module that saves and loads snapshots."""
+class Snapshots(Protocol):
+    """A module that saves and loads snapshots: checkpoint or sharded."""
+
+    def make_writer(self, folder: Path, keep: int, world: World) -> Writer | None: ...
+    def tensors_of(self, model: nn.Module, optimizer: Optimizer, ema: EMA | None) -> dict[str, Any]: ...
+    def load_newest(self, folder: Path, world: World, memory: Path | None = None) -> dict[str, Any] | None: ...
+    def restore(self, state: dict[str, Any], model: nn.Module, optimizer: Optimizer, ema: EMA | None) -> None: ...
+
+
+def snapshots_of(config: Config) -> Snapshots:
     if config.parallel == "fsdp":
         from trainer import sharded  # importing it takes time
 

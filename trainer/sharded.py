@@ -156,13 +156,7 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | No
     return {"model": model_state, "optimizer": optimizer_state, **({"ema": ema.state_dict()} if ema else {})}
 
 
-def restore(
-    state: dict[str, Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    ema: EMA | None,
-) -> None:
+def restore(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA | None) -> None:
     """Load the parts of this rank."""
     tensors = tensors_of(model, optimizer, ema if state["config"].get("ema") else None)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]

@@ -44,13 +44,13 @@ with joined("cpu", Place(0, 0, 1, 1, "none")) as world:
     if sys.argv[2] == "save":
         model(torch.ones(1, 4096)).sum().backward()
         optimizer.step()
-        state = {"step": 1, "config": {}, "scaler": {}, **checkpoint.tensors_of(model, optimizer, None)}
+        state = {"step": 1, "config": {}, **checkpoint.tensors_of(model, optimizer, None)}
         checkpoint.write(folder, state, keep=1)
     else:
         optimizer_of_another_model = make_optimizer(config, nn.Linear(1, 1), CPU)  # imports what an optimizer needs
         before = peak()
         state = checkpoint.load_newest(folder, world)
-        checkpoint.restore(state, model, optimizer, torch.amp.GradScaler("cpu", enabled=False), None)
+        checkpoint.restore(state, model, optimizer, None)
         print("parts", (peak() - before) / PART, optimizer.state[model.weight]["exp_avg"].shape[0])
 """
 

@@ -411,6 +411,32 @@ def test_a_moving_average_that_begins_at_a_resume_begins_with_the_weights(
     assert all(torch.equal(one, other) for one, other in zip(averages, weights, strict=True))
 
 
+# At the first loss scale, fp16 cannot hold its gradients.
+STEEP = """
+from torch import nn
+
+class Steep(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.linear = nn.Linear(3 * 8 * 8, classes)
+
+    def forward(self, images):
+        return self.linear(images.flatten(1)) * 3000
+"""
+
+
+def test_a_resumed_run_continues_with_the_loss_scale_that_fp16_has_found(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "steep.py").write_text(STEEP)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--model=steep:Steep", "--precision=fp16", "--max-steps=2", f"--out={tmp_path}")
+    run(parse(flags), world)
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0], parse_constant=pytest.fail)
+    assert first["grad_norm"] is None
+    assert setup(parse(flags), world, tmp_path).scaler.get_scale() < 65536
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_weights_that_are_named_are_tested_although_there_is_a_snapshot(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: str
