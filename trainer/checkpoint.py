@@ -47,6 +47,9 @@ class Writer(Protocol):
     def close(self) -> Exception | None:
         """Return when all is on disk; what went wrong if the newest snapshot is not."""
 
+    def close_alone(self) -> None:
+        """Return when all is on disk that needs no other rank: they may be waiting for this one to end."""
+
 
 class FileWriter:
     """Copies a state to host memory while training waits; a thread writes the copy while training continues.
@@ -84,6 +87,9 @@ class FileWriter:
             self._changed.notify()
         self._thread.join()
         return self._problem
+
+    def close_alone(self) -> None:
+        self.close()
 
     def _work(self) -> None:
         while True:

@@ -81,14 +81,19 @@ def run(config: Config, world: World) -> None:
     log = metrics.Log(config, world, training.data, training.wrapped, tracker)
     writer = snapshots_of(config).make_writer(out, config.keep, world)
     memory_writer = snapshots_of(config).make_writer(memory, checkpoint.KEEP_IN_MEMORY, world) if memory else None
+    writers = [each for each in (memory_writer, writer) if each]
     try:
-        with contextlib.ExitStack() as stack:  # after an error too, a snapshot that is being written will be complete
-            for each in filter(None, (writer, memory_writer)):
-                stack.callback(each.close)
-            step = train(training, log, writer, memory_writer)
+        step = train(training, log, writer, memory_writer)
     except metrics.NotFiniteError as error:
+        for each in writers:
+            each.close()
         world.exit_together(1, str(error), speaker=error.rank)
-    checkpoint.exit_if_not_saved(world, writer.close() if writer else None)
+    except BaseException:
+        for each in writers:
+            each.close_alone()
+        raise
+    problems = [each.close() for each in writers]
+    checkpoint.exit_if_not_saved(world, problems[-1] if writer else None)
     if step < training.last_step:
         world.print(f"stopped {training.position(step)} seconds:{time.monotonic() - started:.1f}")
     else:

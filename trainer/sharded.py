@@ -82,6 +82,9 @@ class ShardedWriter:
             self._thread = None
         return self._problem
 
+    def close_alone(self) -> None:
+        """Write nothing more: a snapshot needs all ranks."""
+
     def _finish(self, future: Future[Any], aside: Path, info: dict[str, Any]) -> None:
         try:
             future.result()  # on any rank, only after all ranks have written

@@ -18,7 +18,7 @@ if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
 
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 
-from .trainer_ranks import losses, outputs_of, started, trainings, values  # noqa: E402
+from .trainer_ranks import environment, losses, outputs_of, started, trainings, values  # noqa: E402
 
 GPT = ("--model=gpt-tiny", "--data=text", "--data-path=text", "--context=16", "--batch-size=8", "--optimizer=adamw",
        "--lr=0.003", "--schedule=constant", "--grad-clip=1", "--ema=0.9", "--log-every=1", "--track=none")  # fmt: skip
@@ -248,6 +248,40 @@ def test_a_full_disk_is_not_kept_full_and_the_training_goes_on(folder: Path, tmp
         assert not list(disk.glob(".*"))
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+HEAVY = """
+import torch
+from torch import nn
+
+class Ballast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(60_000_000), requires_grad=False)
+
+class Heavy(nn.Module):
+    # a snapshot of it takes many times as long as a step, which gathers no ballast
+    def __init__(self, classes):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(192, classes), 0
+        self.ballast = nn.ModuleList([Ballast()])
+
+    def forward(self, images):
+        self.calls += self.training
+        # the first call is not of a step
+        return self.layer(images.flatten(1)) * (torch.nan if self.calls == 5 else 1)
+"""
+
+
+def test_a_snapshot_that_is_being_written_is_kept_when_the_next_loss_is_not_finite(tmp_path: Path) -> None:
+    (tmp_path / "heavy.py").write_text(HEAVY)
+    flags = ("--model=heavy:Heavy", "--parallel=fsdp", "--max-steps=9", "--log-every=1", "--save-every=3", "--out=out",
+             "--batch-size=16", "--track=none")  # fmt: skip
+    path = f"{tmp_path}:{environment()['PYTHONPATH']}"
+    with started(2, tmp_path, "-m", "trainer", *flags, PYTHONPATH=path) as ranks:
+        outputs = outputs_of(ranks)
+    assert [rank.returncode for rank in ranks] == [1, 1] and "not finite at step:4 " in "".join(outputs), outputs
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["step-000000003-sharded"]
 
 
 def test_snapshots_of_ddp_are_not_those_of_fsdp(two: list[str], folder: Path) -> None:
