@@ -48,6 +48,7 @@ class ShardedWriter:
         self._thread: threading.Thread | None = None
         self._step = -1  # of the last snapshot
         self._problem: Exception | None = None
+        self._lost: RuntimeError | None = None  # why a message from another rank did not come
         self._announcement: str | None = None
 
     def save(self, state: dict[str, Any], announcement: str | None = None) -> None:
@@ -76,10 +77,12 @@ class ShardedWriter:
         self._thread.start()
 
     def close(self) -> Exception | None:
-        """Return when the snapshot is on disk; what went wrong if it is not."""
+        """Return when the snapshot is on disk; what went wrong if it is not. Raises RuntimeError if a rank is lost."""
         if self._thread:
             self._thread.join()
             self._thread = None
+        if self._lost:  # a rank that still waits for that message learns of it when this one ends
+            raise RuntimeError("another rank was lost while a snapshot was written") from self._lost
         return self._problem
 
     def close_alone(self) -> None:
@@ -92,6 +95,7 @@ class ShardedWriter:
                 publish(aside, info, self._keep)
         except (Exception, CheckpointException) as error:  # noqa: BLE001  a full disk may have room for the next one
             shutil.rmtree(aside, ignore_errors=True)  # if it stays, so does the full disk
+            self._lost = error if isinstance(error, RuntimeError) else None
             self._fail(first_of(error))
         else:
             self._problem = None

@@ -284,6 +284,31 @@ def test_a_snapshot_that_is_being_written_is_kept_when_the_next_loss_is_not_fini
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["step-000000003-sharded"]
 
 
+LOST = """
+import datetime, os
+from pathlib import Path
+import torch
+from trainer import dist, sharded
+from trainer.place import find
+
+dist.FIRST_STEP_TIMEOUT = sharded.TIMEOUT = datetime.timedelta(seconds=60)
+with dist.joined("cpu", find(os.environ)) as world:
+    writer = sharded.make_writer(Path("out"), 2, world)
+    for step in 1, 2:
+        writer.save({"step": step, "model": {str(world.rank): torch.zeros(20_000_000)}})
+        if world.rank == 1:
+            os._exit(9)
+"""
+
+
+def test_ranks_end_when_one_is_lost_while_they_save(tmp_path: Path) -> None:
+    """Some have lost its message, and others wait for one of theirs."""
+    with started(4, tmp_path, "-c", LOST) as ranks:
+        outputs = outputs_of(ranks)
+    assert [rank.returncode for rank in ranks] == [1, 9, 1, 1], outputs
+    assert not re.search("[Tt]imed out", "".join(outputs)), outputs
+
+
 def test_snapshots_of_ddp_are_not_those_of_fsdp(two: list[str], folder: Path) -> None:
     """A run that finds only the others does not start from scratch."""
     outputs = trainings(2, folder, (*GPT, "--out=fsdp"), (*FSDP, "--out=ddp"))
