@@ -290,9 +290,9 @@ class AgreedFields:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The output folders of the hosts are equal (`run.resume`)."""
+    """The output folders of the hosts are equal (`run.resume`). Or only a note."""
 
-    event: Literal["Agreed"]
+    event: Literal["Agreed", "Noted"]
     fields: AgreedFields
 
 
@@ -321,7 +321,7 @@ class Checked:
 
 _KNOWN = (
     "StartRequested|PortFound|Started|StopRequested|Failed|Exited|Lost|Restarted|Drain|Added|Stalled|Agreed|Elected|"
-    "NoMajority|Checked"
+    "NoMajority|Checked|Noted"
 )
 
 

@@ -123,6 +123,7 @@ while not os.path.exists(os.path.expanduser("~/end")):
     wait_until(told, 60, "the head tells of it")
     (line,) = told()
     assert "node-0 has" in line and advice in line
+    assert line.removeprefix("ddp-orch: ") in ok(orch(lab2, "events", run_id, "-i", inventory)).stdout
     for host in lab2.hosts:
         (host.home / "end").touch()
     wait_for_state(lab2, inventory, run_id, "succeeded")

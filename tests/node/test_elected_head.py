@@ -48,6 +48,9 @@ def test_the_others_continue_without_their_head(runs: Runs, tmp_path: Any) -> No
     lose(run, 0)
     run.wait_for("attempt 2 rank 0 of 2", "2.0.out", 1, timeout=40)
     run.wait_for("attempt 2 rank 1 of 2", "2.1.out", 2, timeout=40)
+    assert said(run, 1).count("ran on host-0") == 1 and "runs on host-1" in said(run, 1)
+    events = (run.folder(2) / "gang.jsonl").read_text().splitlines()
+    assert [event["event"] for event in map(json.loads, events)].count("Noted") == 1
     end.touch()
     for node in (1, 2):
         wait_until(lambda node=node: run.record("exit.json", node), 30, f"the run ends on {node}")

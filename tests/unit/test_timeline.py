@@ -110,6 +110,11 @@ def test_the_verdict_of_a_host_that_was_cut_off_does_not_end_a_run_that_goes_on(
     assert [entry.kind for entry in found] == ["attempt"]
 
 
+def test_what_the_head_notes_for_people_is_in_the_timeline() -> None:
+    found = timeline.entries(events_of(*started(1000.0), event("Noted", 1010.0, note="kept on a")), HOSTS)
+    assert found[-1] == timeline.Entry(1010.0, "change", "kept on a")
+
+
 def test_the_loss_of_a_head_that_another_one_follows_is_a_failure() -> None:
     entry = timeline.entries(events_of(*started(1000.0), event("Elected", 1010.0, node=1)), HOSTS)[-1]
     assert entry.kind == "failure" and entry.what.startswith("a") and "lost" in entry.what

@@ -40,6 +40,7 @@ from .gang_events import (
     Lost,
     NoMajority,
     NotAgreed,
+    Noted,
     PortFound,
     Resumed,
     Stalled,
@@ -155,6 +156,8 @@ def _apply(state: State, event: Event) -> State:
         return _attempt(after, state.team, state.master_port, event.at) if begins else after
     if isinstance(event, NotAgreed):
         return _on_not_agreed(state, event)
+    if isinstance(event, Noted):
+        return state if event.note in state.notes else state._replace(notes=(*state.notes, event.note))
     if isinstance(event, (Started, Failed, Exited)):
         return _on_report(state, event)
     if isinstance(event, Lost):
@@ -320,6 +323,7 @@ def _attempt(state: State, team: Tuple[int, ...], master_port: int, at: float) -
     )
     return place(_archive(state)._replace(nodes=nodes), team)._replace(
         restarts_used=state.restarts_used + uses_restart(state, team),
+        led=state.led if team[0] in state.led else (*state.led, team[0]),
         phase=Phase.RUNNING,
         drained_by=None,
         silent=(),

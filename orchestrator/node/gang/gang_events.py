@@ -184,6 +184,13 @@ class NotAgreed(NamedTuple):
     at: float
 
 
+class Noted(NamedTuple):
+    """What people should know, such as that snapshots stay on a host. It decides nothing."""
+
+    note: str
+    at: float
+
+
 class Tick(NamedTuple):
     at: float
 
@@ -209,6 +216,7 @@ Event = Union[
     Checked,
     Agreed,
     NotAgreed,
+    Noted,
     Tick,
 ]
 
@@ -234,6 +242,7 @@ EVENTS: Dict[str, Callable[..., Event]] = {
     "Checked": Checked,
     "Agreed": Agreed,
     "NotAgreed": NotAgreed,
+    "Noted": Noted,
     "Tick": Tick,
 }
 _NAMES = {kind: name for name, kind in EVENTS.items()}

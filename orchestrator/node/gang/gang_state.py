@@ -100,6 +100,8 @@ class State(NamedTuple):
     kill_window: float = KILL_WINDOW  # s
     voters: Tuple[int, ...] = ()  # who votes since the last change; before the first one, all that are not added
     agreed: Tuple[int, Tuple[int, ...]] = (0, ())  # for which attempt, of which team
+    led: Tuple[int, ...] = ()  # nodes on which rank 0 has run
+    notes: Tuple[str, ...] = ()  # what people were told, besides what follows from the rest
 
     @property
     def members(self) -> Tuple[Node, ...]:

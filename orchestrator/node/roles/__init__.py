@@ -11,7 +11,7 @@ loss_watch       whether a rank has printed a loss that is not finite
 gang_log         the events of the gang, as a file
 finisher         carries out `finish`: signals, waits for the snapshot, stops
 tie              when a run ends because its job has ended
-outputs_advice   says at a restart that what rank 0 has saved stays on its host
+outputs_advice   notes at a restart that what rank 0 has saved stays on its host
 resumption       has the output folders of all nodes brought to agreement: on the head
 all_hosts        the addresses of all hosts, for commands that name them
 output_server    the process that sends and fetches files of the output folder, with `run.resume`

@@ -26,6 +26,7 @@ def lines(before: State, after: State) -> Iterator[str]:
             yield "the witness %s was lost; the run continues without it" % node.host
     yield from drain.lines(before, after)
     yield from newcomers.lines(before, after)
+    yield from after.notes[len(before.notes) :]
     yield from _failure(before, after)
     yield from gate.lines(before, after)
     if begins_to_wait(before, after):

@@ -80,7 +80,7 @@ class Resumption:
         self._ring = 0  # the attempt whose ring is closed
         self._ring_at = 0.0
         self._trouble = (0, "")  # of the last round: the node, and what
-        self._outputs_advice = OutputsAdvice(recorder.folder, recorder.spec, recorder.say)
+        self._outputs_advice = OutputsAdvice(recorder.folder, recorder.spec, happens)
 
     def pipes(self) -> List[int]:
         return self._server.pipes() + ([self._leader.stdout] if self._leader is not None else [])
@@ -125,7 +125,7 @@ class Resumption:
             self._contacts[node] = contact
 
     def advance(self, current: State, at: float) -> None:
-        self._outputs_advice.advance()
+        self._outputs_advice.advance(current, at)
         for contact in self._server.advance():
             self.on_server(self._spec["node"], contact)
         if self._round is not None and not self._is_current(self._round, current):
