@@ -56,12 +56,10 @@ def shell_word(text: str) -> str:
 
 def outliers_of(what: str, values: Mapping[str, str], head: str) -> list[tuple[list[str], str]]:
     """[(hosts, "7 hosts have torch 2.4.0, gpu-03 has 2.5.0")], one item for each value but the most frequent."""
-    holders: dict[str, list[str]] = {}
-    for host, value in values.items():
-        holders.setdefault(value, []).append(host)
+    holders = _holders(values)
     if len(holders) < 2:
         return []
-    usual = max(holders, key=lambda value: (len(holders[value]), head in holders[value]))
+    usual = usual_of(values, head)
     count = len(holders[usual])
     most = f"{count} hosts have" if count > 1 else f"{fold(holders[usual])} has"
     return [
@@ -69,6 +67,19 @@ def outliers_of(what: str, values: Mapping[str, str], head: str) -> list[tuple[l
         for value, hosts in holders.items()
         if value != usual
     ]
+
+
+def usual_of(values: Mapping[str, str], head: str) -> str:
+    """The value of most hosts; of the head, if two are as frequent. There must be one."""
+    holders = _holders(values)
+    return max(holders, key=lambda value: (len(holders[value]), head in holders[value]))
+
+
+def _holders(values: Mapping[str, str]) -> dict[str, list[str]]:
+    holders: dict[str, list[str]] = {}
+    for host, value in values.items():
+        holders.setdefault(value, []).append(host)
+    return holders
 
 
 def _fixes(places: Mapping[str, tuple[str, str]]) -> str:

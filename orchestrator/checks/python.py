@@ -10,9 +10,11 @@ from ..inventory.container import has_image
 from ..output.finding import Severity
 from ..plan.plan import Node, Plan
 from . import containers
-from .findings import Findings, shell_word
+from .findings import Findings, outliers_of, shell_word, usual_of
 
 OLDEST_TORCH = (2, 4)
+BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+|xpu")
+"""Builds of torch, as in 2.9.0+cpu, that have an index of their own at download.pytorch.org."""
 PACKAGES = {
     "Bio": "biopython",
     "OpenSSL": "pyOpenSSL",
@@ -56,7 +58,8 @@ def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], fin
                 f"uninstall the one that torch does not need: {shell_word(python.executable)} -m pip uninstall {names}"
             )
             message = f"has several NCCL libraries: {libraries}"
-            findings.add("warning", "nccl-library-conflict", name, message, fix, "pip list")
+            evidence = f"{shell_word(python.executable)} -m pip list"
+            findings.add("warning", "nccl-library-conflict", name, message, fix, evidence)
     head = plan.nodes[0].host.name
     containers.check_containers(nodes, facts, head, findings)
     _versions(pythons, head, findings)
@@ -99,10 +102,15 @@ def _versions(pythons: Mapping[str, Python], head: str, findings: Findings) -> N
     torches = {name: str(python.torch) for name, python in pythons.items() if python.torch}
     releases = {_release(version) for version in torches.values()}
     severity: Severity = "error" if len(releases) > 1 else "warning"
-    usual = max(torches.values(), key=list(torches.values()).count, default="")
-    release = shell_word(f"torch=={usual.partition('+')[0]}")
-    fix = f"install the same torch on all hosts: pip install {release}"
-    findings.differ(severity, "torch-version-mismatch", "torch", torches, head, fix, "pip show torch")
+    usual = usual_of(torches, head) if torches else ""
+    for hosts, message in outliers_of("torch", torches, head):
+        for host in hosts:
+            executable = shell_word(pythons[host].executable)
+            # pip takes another build of the same version for the one that is wanted
+            is_build = torches[host].partition("+")[0] == usual.partition("+")[0]
+            fix = _install_torch(executable, usual, forced=is_build)
+            evidence = f'{executable} -c "import torch; print(torch.__version__)"'
+            findings.add(severity, "torch-version-mismatch", host, message, fix, evidence)
     if len(set(torches.values())) == 1:  # otherwise its libraries differ as well
         for key, what in (("nvidia_nccl", "NCCL"), ("nvidia_cudnn", "cuDNN")):
             versions = {
@@ -110,14 +118,27 @@ def _versions(pythons: Mapping[str, Python], head: str, findings: Findings) -> N
                 for name, python in pythons.items()
             }
             installed = {name: version for name, version in versions.items() if version}
-            fix = f"install the same {what} on all hosts: pip install --force-reinstall {release}"
             severity = "error" if what == "NCCL" else "warning"
-            findings.differ(
-                severity, "torch-version-mismatch", what, installed, head, fix, f"pip list | grep {what.lower()}"
-            )
+            for hosts, message in outliers_of(what, installed, head):
+                for host in hosts:
+                    executable = shell_word(pythons[host].executable)
+                    fix = f"use the same {what}: {_install_torch(executable, usual, forced=True)}"
+                    evidence = f"{executable} -m pip list | grep {what.lower()}"
+                    findings.add(severity, "torch-version-mismatch", host, message, fix, evidence)
     versions = {name: ".".join(map(str, python.python[:2])) for name, python in pythons.items()}
     fix = "use the same Python version on all hosts; pickled objects and wheels differ between versions"
     findings.differ("warning", "python-version-mismatch", "Python", versions, head, fix, "python --version")
+
+
+def _install_torch(executable: str, version: str, forced: bool) -> str:
+    """How to get that build of torch: PyPI has another one of the same version."""
+    build = version.partition("+")[2]
+    if build and not BUILD.fullmatch(build):
+        return "use the same image or environment on all hosts: PyPI has no such build of torch"
+    option = "--force-reinstall " if forced else ""
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    command = f"{executable} -m pip install {option}{shell_word(f'torch=={version}')}{index}"
+    return f"install the same torch on all hosts: {command}"
 
 
 def _scripts(pythons: Mapping[str, Python], findings: Findings) -> None:
@@ -128,7 +149,7 @@ def _scripts(pythons: Mapping[str, Python], findings: Findings) -> None:
             fix = "copy it there, or remove workdir, so that ddp-orch sends the code"
             findings.add("error", "remote-workdir-missing", name, message, fix, f"ls {script.path}")
         if script.error:
-            command = f"python -m py_compile {script.path}"
+            command = f"{shell_word(pythons[name].executable)} -m py_compile {shell_word(script.path)}"
             message = f"the script does not compile: {script.error}"
             findings.add("error", "script-import-error", name, message, "fix that line", command)
     missing: dict[tuple[str, ...], list[str]] = {}  # modules, by the hosts that lack them
@@ -143,5 +164,5 @@ def _scripts(pythons: Mapping[str, Python], findings: Findings) -> None:
         packages = " ".join(shell_word(PACKAGES.get(module, module)) for module in modules)
         install = f"{shell_word(executable)} -m pip install {packages}"
         fix = f"run there: {install}, or set `python` or `setup` to another environment"
-        check = f'python -c "import {", ".join(modules)}"'
+        check = f'{shell_word(executable)} -c "import {", ".join(modules)}"'
         findings.add("error", code, hosts, f"{what} {are} not installed there", fix, check)

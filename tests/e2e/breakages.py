@@ -217,7 +217,7 @@ def no_torch_on_one_host(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, python=SYSTEM_PYTHON)}
 
 
-@case("torch-version-mismatch", says="2 hosts have torch", fix="pip install torch==", short=True)
+@case("torch-version-mismatch", says="2 hosts have torch", fix="-m pip install torch==", short=True)
 def another_torch(lab: Lab) -> Iterator[Overrides]:
     fake_torch(lab.hosts[1], "~/other", "2.5.1", None)
     yield {"hosts": hosts(lab, **setup("export PYTHONPATH=~/other"))}

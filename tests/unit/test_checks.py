@@ -257,6 +257,34 @@ def test_another_release_of_torch_is_an_error_and_another_patch_a_warning() -> N
     assert brief(findings) == [("warning", "torch-version-mismatch", ("a",))]
 
 
+@pytest.mark.parametrize(
+    ("usual", "other", "arguments"),
+    [
+        ("2.13.0", "2.9.0", "torch==2.13.0"),
+        ("2.13.0+cpu", "2.9.0", "torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu"),
+        (
+            "2.9.0+cu126",
+            "2.9.0",
+            "--force-reinstall torch==2.9.0+cu126 --index-url https://download.pytorch.org/whl/cu126",
+        ),
+    ],
+)
+def test_the_same_build_of_torch_is_installed_with_the_python_of_the_host(
+    usual: str, other: str, arguments: str
+) -> None:
+    pythons = {host: {"python": {**PYTHON, "torch": usual}} for host in "ac"}
+    own = {"python": {**PYTHON, "torch": other, "executable": "/v/bin/python"}}
+    (finding,) = found("hosts: [a, b, c]", {**pythons, "b": own})
+    assert finding.hosts == ("b",) and finding.fix.endswith(f": /v/bin/python -m pip install {arguments}")
+    assert finding.evidence[0].startswith("try: ssh b '/v/bin/python -c ")
+
+
+def test_a_build_of_torch_that_has_no_index_is_not_installed_with_pip() -> None:
+    nvidia = {"python": {**PYTHON, "torch": "2.9.0a0+5228986c39.nv25.06"}}
+    (finding,) = found("hosts: [a, b, c]", {"a": nvidia, "c": nvidia})
+    assert "same image" in finding.fix and "pip" not in finding.fix.lower().replace("pypi", "")
+
+
 def test_errors_come_first() -> None:
     findings = found("hosts: [a, b]", {"a": {"orphans": [ORPHAN]}, "b": {"python": {**PYTHON, "torch": None}}})
     assert [one.severity for one in findings] == ["error", "warning"]
