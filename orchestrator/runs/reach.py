@@ -48,7 +48,8 @@ def _head(plan: Plan, network: Network, facts: Mapping[str, Facts], findings: Fi
         return
     others = len(facts) - 1
     no_host_reaches = len(network.unreachable) == others and others > 1
-    for host, answers in network.unreachable.items():
+    for host, tried in network.unreachable.items():
+        answers = _without_bridges(tried, network, facts)
         evidence = "; ".join(f"connect to {address}: {why}" for address, why in answers.items())
         whys = [why for why in answers.values() if why]
         if whys and all("no route" in why for why in whys):
@@ -69,13 +70,36 @@ def _head(plan: Plan, network: Network, facts: Mapping[str, Facts], findings: Fi
             problem = "no other host reaches" if no_host_reaches else "does not reach"
             message = f"{problem} the head's rendezvous port at {', '.join(answers)}"
             fix = _open(facts[network.head], _sources(network, facts), f"{low}-{high}", network.head)
+            if len(network.unreachable) < others and not any(map(_is_refusal, whys)):
+                fix += "\n" + _let_answers_in(facts[host], host)
             findings.add("error", _head_code(network, facts), blocked, message, fix, evidence)
 
 
 def _head_code(network: Network, facts: Mapping[str, Facts]) -> str:
     """If the head has only addresses of bridges, such as docker0, the interface is wrong. Else a firewall blocks."""
-    bridges = {interface.address for interface in facts[network.head].interfaces if interface.bridge}
-    return "nccl-wrong-nic" if set(network.head_addresses) <= bridges else "rdzv-port-blocked"
+    return "nccl-wrong-nic" if set(network.head_addresses) <= _bridges(network, facts) else "rdzv-port-blocked"
+
+
+def _without_bridges(
+    answers: Mapping[str, str | None], network: Network, facts: Mapping[str, Facts]
+) -> Mapping[str, str | None]:
+    """Addresses of docker0 on the head are noise, unless there is no other."""
+    bridges = _bridges(network, facts)
+    return {address: why for address, why in answers.items() if address not in bridges} or answers
+
+
+def _bridges(network: Network, facts: Mapping[str, Facts]) -> set[str]:
+    return {interface.address for interface in facts[network.head].interfaces if interface.bridge}
+
+
+def _let_answers_in(fact: Facts, host: str) -> str:
+    """Others reach the head, and what this host sends may reach it, too."""
+    low, high = fact.port_range
+    look = "iptables -S INPUT" if "iptables" in fact.firewalls else "nft list ruleset"
+    return (
+        f"Other hosts reach that port, so {host} may drop the answers, which come to its ports {low}-{high}: "
+        f"`ssh {host} sudo {look}` shows it. Accept packets of established connections there."
+    )
 
 
 def _sources(network: Network, facts: Mapping[str, Facts]) -> list[str]:
@@ -134,9 +158,13 @@ def _blocking_hosts(pairs: list[Pair], network: Network) -> dict[str, list[Pair]
 
 
 def _describe_block(why: str | None) -> str:
-    if why and any(word in why for word in REFUSED):
+    if _is_refusal(why):
         return f"rejected ({why})"
     return f"blocked ({why})"
+
+
+def _is_refusal(why: str | None) -> bool:
+    return why is not None and any(word in why for word in REFUSED)
 
 
 def _evidence(pairs: list[Pair]) -> str:
@@ -169,11 +197,12 @@ def _open(fact: Facts, addresses: list[str], ports: str, host: str) -> str:
         ]
         return "\n".join([*rules, f"{where} firewall-cmd --reload"])
     if "iptables" in fact.firewalls:
-        return "\n".join(
+        rules = [
             f"{where} {'ip6tables' if ':' in address else 'iptables'} -I INPUT -s {address} "
             f"-p tcp --dport {ports.replace('-', ':')} -j ACCEPT"
             for address in addresses
-        )
+        ]
+        return "\n".join([*rules, "After a reboot, these rules are gone."])
     # the names of chains come from the host, so only well-formed ones go into a command
     matches = (NFT_CHAIN.fullmatch(firewall) for firewall in fact.firewalls)
     chains = [match[1] for match in matches if match]
@@ -184,7 +213,13 @@ def _open(fact: Facts, addresses: list[str], ports: str, host: str) -> str:
             f"{where} nft list ruleset\nThat shows which chain drops them: insert `{rule}` there. If none does, a "
             "firewall between the hosts does, such as a security group of the cloud: allow the same there."
         )
-    return "\n".join(f"{where} nft \"'insert rule {chain} {rule}'\"" for chain in chains)
+    return "\n".join(
+        [
+            *(f"{where} nft \"'insert rule {chain} {rule}'\"" for chain in chains),
+            f"If that does not help, `{where} nft list ruleset` shows which chain drops them: insert the rule there. "
+            "After a reboot, it is gone.",
+        ]
+    )
 
 
 def _large_packets(network: Network, facts: Mapping[str, Facts], findings: Findings) -> None:

@@ -622,6 +622,12 @@ def firewall_lets_one_host_not_in(lab: Lab) -> Iterator[Overrides]:
         yield {}
 
 
+@case("rdzv-port-blocked", level="", says="does not reach", fix="established")
+def firewall_drops_what_the_head_answers(lab: Lab) -> Iterator[Overrides]:
+    with nft(lab.hosts[1], "tcp dport 32768-60999 drop"):
+        yield {}
+
+
 @case("ephemeral-ports-blocked", level="", says="(32768-60999)", fix="dport 32768-60999", short=True)
 def random_ports_dropped_one_way(lab: Lab) -> Iterator[Overrides]:
     with nft(lab.hosts[1], "tcp dport 32768-60999 ct state new drop"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -47,11 +48,15 @@ def network(change: dict[tuple[str, str], dict[str, Any]] | None = None, names: 
     return Network("a", addresses, dict.fromkeys(names, "eth0"), ("10.0.0.1",), {}, pairs, {}, {})
 
 
-def found(tried: Network, **changed: Any) -> list[Finding]:
+def found(tried: Network, more: Sequence[dict[str, Any]] = (), **changed: Any) -> list[Finding]:
+    """`more`: interfaces of each host."""
     names = [*tried.addresses, *tried.unreachable]
     read = model.parse(f"hosts: [{', '.join(sorted(names))}]", "inventory.yaml")
     made = plan.make(read, run_id="R", name="R", command=("-u", "train.py"), code=None, env={}, debug=False)
-    known = {name: (facts(interfaces=[{**ETH0, "address": ADDRESSES[name]}], **changed)) for name in sorted(set(names))}
+    known = {
+        name: (facts(interfaces=[{**ETH0, "address": ADDRESSES[name]}, *more], **changed))
+        for name in sorted(set(names))
+    }
     return list(check_connections(made, tried, known))
 
 
@@ -127,6 +132,23 @@ def test_a_head_that_nobody_reaches_is_guilty_and_a_single_host_that_does_not_re
     assert brief(found(alone)) == [("error", "rdzv-port-blocked", ("a",))]
     one = replace(network(names=("a", "b")), unreachable={"c": cut})
     assert brief(found(one)) == [("error", "rdzv-port-blocked", ("c",))]
+
+
+def test_where_only_one_host_does_not_reach_the_head_its_own_firewall_may_drop_the_answers() -> None:
+    one = replace(network(names=("a", "b")), unreachable={"c": {"10.0.0.1": "timed out"}})
+    (finding,) = found(one)
+    assert "ssh c sudo" in finding.fix and "32768-60999" in finding.fix
+    refused = replace(one, unreachable={"c": {"10.0.0.1": "Connection refused"}})
+    two = replace(network(names=("a",)), unreachable={name: {"10.0.0.1": "timed out"} for name in "bc"})
+    assert not any("32768-60999" in each.fix for tried in (refused, two) for each in found(tried))
+
+
+def test_addresses_of_bridges_on_the_head_are_not_named_with_others() -> None:
+    docker0 = {**ETH0, "name": "docker0", "address": "172.17.0.1", "bridge": True}
+    tried = {"10.0.0.1": "timed out", "172.17.0.1": "timed out"}
+    one = replace(network(names=("a", "b")), unreachable={"c": tried}, head_addresses=tuple(tried))
+    (finding,) = found(one, more=[docker0])
+    assert "10.0.0.1" in finding.message and "172.17" not in f"{finding.message} {finding.evidence}"
 
 
 def test_a_host_without_a_route_is_no_matter_of_firewalls() -> None:
