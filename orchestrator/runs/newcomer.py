@@ -19,8 +19,10 @@ from ..hosts.session import Session
 from ..inventory import advice
 from ..inventory.model import Host, Inventory
 from ..inventory.recovery import MIN_VOTERS, elects
+from ..output.finding import Finding
 from ..plan import newcomer
 from ..plan import plan as planning
+from ..ssh.config import by_hand
 from . import probe as preflight
 from .registry import Run
 
@@ -34,17 +36,17 @@ def add(
     """Raises OrchError; then the run continues without the host."""
     at_head = fleet.session(head)
     blueprint = at_head.request(BLUEPRINT, {"run_id": run.run_id})
-    _check_run(run, host, blueprint)
+    _check_run(run, host, inventory, blueprint)
     plan = newcomer.make(inventory, host, run.run_id, blueprint)
     here = fleet.session(host)
     probed = preflight.ask(here, preflight.question(plan, plan.nodes[0], None))
     findings = preflight.check_hosts(plan, {host.name: probed})
-    errors = [render_line(finding) for finding in findings if finding.severity == "error"]
+    errors = [_render(finding, host, inventory) for finding in findings if finding.severity == "error"]
     if errors:
         raise FindingsError("\n  ".join([f"{host.name} cannot take part; the run continues without it", *errors]))
     for finding in findings:
         if finding.severity == "warning":
-            warn(render_line(finding))
+            warn(_render(finding, host, inventory))
     if plan.code is not None and host.workdir is None and plan.code.sha256 not in here.codes:
         _copy_code(plan.code.sha256, at_head, here)
     resolved = planning.resolve(plan, {host.name: probed.facts})
@@ -69,6 +71,11 @@ def add(
         warn(before)
 
 
+def _render(finding: Finding, host: Host, inventory: Inventory) -> str:
+    """As a line whose commands can be pasted."""
+    return advice.complete_commands(by_hand(render_line(finding), [host]), inventory.path)
+
+
 def _describe_no_election(run: Run, head: Host, inventory: Inventory, blueprint: Blueprint) -> str:
     """If the run has enough hosts for an election only now, which is too late for it; "" otherwise."""
     at_start = [node for node in blueprint.spec.nodes if not node.added]
@@ -82,20 +89,22 @@ def _describe_no_election(run: Run, head: Host, inventory: Inventory, blueprint:
     )
 
 
-def _check_run(run: Run, host: Host, blueprint: Blueprint) -> None:
+def _check_run(run: Run, host: Host, inventory: Inventory, blueprint: Blueprint) -> None:
     """Raises UsageError if no host can be added to the run."""
     if not blueprint.spec.program.endswith(node_program().sha256[:PROGRAM_NAME]):
         raise UsageError(f"run {run.run_id} was started by another version of ddp-orch; add hosts with that version")
     launcher = blueprint.spec.launcher
+    restart = ("restart", run.run_id)
     if launcher.scope == "host":
         raise UsageError(
             f"run {run.run_id} uses run.launcher {launcher.name}, which is started once on each host. Such runs take "
-            f"no host later. Start it again with {host.name}: ddp-orch restart {run.run_id} --hosts PATTERN"
+            f"no host later. Start it again with {host.name}: "
+            f"{advice.command(*restart, '--hosts', 'PATTERN', inventory=inventory.path)}"
         )
     if blueprint.spec.contact.port is None:
         raise UsageError(
             f"run {run.run_id} began on one host, where nothing listens for others. Start it again with {host.name}: "
-            f"ddp-orch restart {run.run_id}"
+            f"{advice.command(*restart, inventory=inventory.path)}"
         )
 
 

@@ -12,6 +12,7 @@ import pyte
 from lab.lab import Lab
 from lab.waiting import wait_until
 
+from .breakages import SYSTEM_PYTHON
 from .driver import assert_clean, guards, lines_of, ok, orch, script, start, wait_for_state
 
 WORK = """
@@ -31,6 +32,9 @@ def test_the_next_attempt_of_a_run_takes_a_host_that_was_added(lab3: Lab) -> Non
     wait_until(lambda: len(lines_of(lab3, inventory, run_id, "--grep", "of 2")) == 2, 60, "the run has begun")
     ok(orch(lab3, "add", "-i", inventory, run_id, "node-1"), 2)
     ok(orch(lab3, "add", "-i", inventory, run_id, "node-7"), 2)
+    other = lab3.inventory(name="other.yaml", defaults={"user": "ann", "python": SYSTEM_PYTHON})
+    refused = ok(orch(lab3, "add", "-i", other, run_id, "node-2"), 3).stderr
+    assert f"ddp-orch setup {other}" in refused and "INVENTORY" not in refused
     added = ok(orch(lab3, "add", "-i", inventory, "--json", run_id, "node-2"))
     assert json.loads(added.stdout) == {"run_id": run_id, "host": "node-2"}
     assert "no head" in added.stderr  # three hosts that start a run would elect one
