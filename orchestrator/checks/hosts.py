@@ -104,7 +104,9 @@ def report_failures(failures: Mapping[str, Exception]) -> tuple[Finding, ...]:
             findings.add("error", code, host, f"{failure.phase}: {reason}", fix, f"try: ssh {host}")
         else:
             problem, fix = getattr(failure, "problem", str(failure)), getattr(failure, "fix", "")
-            findings.add("error", code, host, problem.removeprefix(f"{host}: "), fix, f"try: ssh {host}")
+            look = getattr(failure, "look", "")
+            evidence = f"try: ssh {host}{look and ' ' + shlex.quote(look)}"
+            findings.add("error", code, host, problem.removeprefix(f"{host}: "), fix, evidence)
     return findings.all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 
 from ..answers.facts import Facts, NoPython, Python
@@ -46,7 +47,7 @@ def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], fin
             fix = f"{line}set `python` or `setup` for the host"
             if has_image(node.host.container):
                 fix = containers.fix_of(python.code, node.host.container, name) or fix
-            findings.add("error", python.code, name, f"python: {python.error}", fix, f"{node.host.python} --version")
+            findings.add("error", python.code, name, f"python: {python.error}", fix, _start_python(node))
             continue
         pythons[name] = python
         _torch(node, python, findings)
@@ -68,6 +69,16 @@ def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], fin
     machines = {name: str(facts[name].machine) for name in pythons}
     fix = "use an environment for each architecture: set `python` and `setup` of the host"
     findings.differ("warning", "cpu-arch-mismatch", "architecture", machines, head, fix, "uname -m")
+
+
+def _start_python(node: Node) -> str:
+    """The evidence for a python that does not start: after `setup`, as the ranks do."""
+    host = node.host
+    start = f"{host.python} --version"
+    if not host.setup or has_image(host.container):
+        return start
+    command = f"bash -lc {shlex.quote(' && '.join([*host.setup, start]))}"
+    return f"try: ssh {host.name} {shlex.quote(command)}"
 
 
 def _torch(node: Node, python: Python, findings: Findings) -> None:

@@ -35,14 +35,18 @@ class SessionLost(UnreachableError):
 
 
 class Refused(OrchError):
-    """The node program refused a request. `code` is the code of a finding; the message ends with `fix`, if any."""
+    """The node program refused a request. `code` is the code of a finding; the message ends with `fix`, if any.
 
-    def __init__(self, code: str, problem: str, fix: str = "") -> None:
+    `look`: a command that shows the problem in a login that is not interactive.
+    """
+
+    def __init__(self, code: str, problem: str, fix: str = "", look: str = "") -> None:
         super().__init__(f"{problem}; {fix}" if fix else problem)
         self.code = code
         self.exit_code = UnreachableError.exit_code if code == "no-guard" else OrchError.exit_code
         self.problem = problem
         self.fix = fix
+        self.look = look
 
 
 class InvalidAnswer(Refused):
@@ -126,6 +130,7 @@ class Session:
                 "remote-env-differs",
                 f"{self.host}: {interpreter_of(python)[-1]} is Python {status[4:]}, but 3.8 or newer is required",
                 "set `python` to the absolute path of a newer one",
+                f"{interpreter_of(python)[-1]} --version",
             )
         if status != "have":
             raise Refused("remote-env-differs", f"{self.host}: {status.removeprefix('error ')}")
@@ -141,6 +146,7 @@ class Session:
                     "remote-env-differs",
                     f"{self.host}: the login shell prints endless output instead of starting Python",
                     f"check what `ssh {self.host} true` prints, and fix ~/.bashrc or similar files",
+                    "true",
                 ) from None
             raise self._no_python(missing.seen, python, missing.why == "late") from None
         return found[1].decode("utf-8", "replace"), rest
@@ -155,6 +161,7 @@ class Session:
                 "remote-env-differs",
                 f"{self.host}: {interpreter} did not start within {BOOTSTRAP_WINDOW:.0f} s of the login; the host is "
                 "overloaded, or the login waits for a file server, such as that of the home",
+                look=f"{interpreter} --version",
             )
         if status is None and not output:
             return SessionLost(f"{self.host}: the connection was closed before Python started")
@@ -163,6 +170,7 @@ class Session:
             "remote-env-differs",
             f"{self.host}: cannot run {interpreter} in a non-interactive login: {what}",
             "set `python` to the absolute path of Python 3.8 or newer, or fix what the login runs instead",
+            f"{interpreter} --version",
         )
 
     # frames

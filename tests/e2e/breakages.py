@@ -37,6 +37,8 @@ class Case:
     """Is in the fix."""
     says: str = ""
     """Is in the message."""
+    evidence: str = ""
+    """Is in the evidence."""
     level: str = "--quick"
     exit_code: int = 3
     gpus: bool = False
@@ -205,7 +207,12 @@ def one_host_by_two_names(lab: Lab) -> Iterator[Overrides]:
 # --- python, torch, the script
 
 
-@case("remote-env-differs", says="setup line 1")
+@case("remote-env-differs", says="non-interactive", evidence="'/opt/none/python --version'", short=True)
+def python_that_is_not_there(lab: Lab) -> Iterator[Overrides]:
+    yield {"hosts": hosts(lab, python="/opt/none/python")}
+
+
+@case("remote-env-differs", says="setup line 1", evidence="source ~/venv/bin/activate && ", short=True)
 def setup_that_fails(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, **setup("source ~/venv/bin/activate"))}
 

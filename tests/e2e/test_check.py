@@ -54,6 +54,7 @@ def test_what_is_broken_is_named_with_its_host_and_a_fix_and_gone_when_it_is_men
     assert all(one["fix"] and one["evidence"] for one in named), named
     assert any(case.fix in one["fix"] for one in named), named
     assert any(case.says in one["message"] for one in named), named
+    assert any(case.evidence in line for one in named for line in one["evidence"]), named
     others = {one["code"] for one in alarms(findings)} - {case.code, *case.allowed}
     assert not others, findings
     assert alarms(findings_of(check(lab3, base, *options))) == []
