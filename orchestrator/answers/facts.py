@@ -179,7 +179,7 @@ class Python:
     packages: Mapping[str, str]
     """Versions of other packages that matter, such as NCCL."""
     limits: Mapping[str, int | None]
-    """Soft limits: nofile and nproc (numbers), memlock (bytes); None: unlimited."""
+    """Soft limits: nofile and nproc (numbers), memlock (bytes); None: unlimited. Hard ones: nofile_hard and so on."""
     script: Script | None
     settings: Mapping[str, str]
     """Environment variables that torch, NCCL and gloo read."""

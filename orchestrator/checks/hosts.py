@@ -31,6 +31,7 @@ SHM_LOW = 256 * MIB
 CLOCK_SKEW = 1.0  # s
 ENABLE_LINGER = "loginctl enable-linger; if that is denied: sudo loginctl enable-linger $USER"
 NOFILE_LEAST, NOFILE_LOW, NPROC_LOW = 256, 1024, 512
+LIMIT_ENOUGH = 65536  # of open files and of processes
 MEMLOCK_LEAST = 64 * MIB
 
 
@@ -191,13 +192,11 @@ def _limits(node: Node, fact: Facts, findings: Findings) -> None:
     nofile, nproc, memlock = (limits.get(key) for key in ("nofile", "nproc", "memlock"))
     if nofile is not None and nofile < NOFILE_LOW:
         severity: Severity = "error" if nofile < NOFILE_LEAST else "warning"
-        fix = "add setup: [ulimit -n 65536]; if refused, root adds `* - nofile 65536` to /etc/security/limits.conf"
         message = f"only {nofile} open files are allowed"
-        findings.add(severity, "limit-nofile", name, message, fix, f"ulimit -n: {nofile}")
+        findings.add(severity, "limit-nofile", name, message, _raise_limit("nofile", limits), f"ulimit -n: {nofile}")
     if nproc is not None and nproc < NPROC_LOW:
-        fix = "add setup: [ulimit -u 65536]; if refused, root adds `* - nproc 65536` to /etc/security/limits.conf"
         message = f"only {nproc} processes and threads are allowed"
-        findings.add("warning", "limit-nproc", name, message, fix, f"ulimit -u: {nproc}")
+        findings.add("warning", "limit-nproc", name, message, _raise_limit("nproc", limits), f"ulimit -u: {nproc}")
     pids = fact.cgroup_pids
     if pids is not None and pids < NPROC_LOW:
         message = f"the control group allows only {pids} processes and threads"
@@ -210,6 +209,18 @@ def _limits(node: Node, fact: Facts, findings: Findings) -> None:
         message = f"only {memlock >> 10} KiB of memory may be locked, but {active[0].device} needs more for RDMA"
         fix = "root adds `* - memlock unlimited` to /etc/security/limits.conf; in a container: --ulimit memlock=-1"
         findings.add("error", "nccl-ib-memlock", name, message, fix, f"ulimit -l: {memlock >> 10}")
+
+
+def _raise_limit(name: str, limits: Mapping[str, int | None]) -> str:
+    """A line of `setup` that raises a limit beyond the hard one fails, and so do the ranks."""
+    soft, hard, option = limits[name], limits.get(f"{name}_hard"), {"nofile": "n", "nproc": "u"}[name]
+    if hard is None or hard >= LIMIT_ENOUGH:
+        return f"add setup: [ulimit -{option} {LIMIT_ENOUGH}]"
+    root = f"root adds `* - {name} {LIMIT_ENOUGH}` to /etc/security/limits.conf; in a container: --ulimit"
+    root += f" {name}={LIMIT_ENOUGH}"
+    if soft == hard:
+        return f"raise the hard limit, which is {hard}, too: {root}"
+    return f'add setup: [ulimit -{option} "$(ulimit -H{option})"]; for more than {hard}, {root}'
 
 
 def _leftovers(node: Node, fact: Facts, findings: Findings) -> None:

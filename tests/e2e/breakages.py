@@ -334,7 +334,7 @@ def data_that_may_not_be_read(lab: Lab) -> Iterator[Overrides]:
 # --- the host
 
 
-@case("limit-nofile", says="only 128", fix="ulimit -n 65536")
+@case("limit-nofile", says="only 128", fix="hard limit, which is 128")
 def few_open_files(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, **setup("ulimit -n 128"))}
 

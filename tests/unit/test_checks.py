@@ -475,6 +475,17 @@ def test_a_lock_file_of_a_build_stops_nobody_where_torch_locks_by_the_kernel() -
         assert brief(found("hosts: [a]", {"a": kinds[kind]})) == [("warning", "jit-extension-lock", ("a",))]
 
 
+@pytest.mark.parametrize(
+    ("hard", "raised", "by_root"),
+    [(None, "[ulimit -n 65536]", False), (4096, '[ulimit -n "$(ulimit -Hn)"]', True), (512, "", True)],
+)
+def test_a_limit_is_raised_up_to_the_hard_limit(hard: int | None, raised: str, by_root: bool) -> None:
+    python = {**PYTHON, "limits": {"nofile": 512, "nofile_hard": hard, "nproc": None, "memlock": None}}
+    (finding,) = found("hosts: [a]", {"a": {"python": python}})
+    assert raised in finding.fix and ("setup:" in finding.fix) == bool(raised)
+    assert ("limits.conf" in finding.fix) == by_root
+
+
 def test_rdma_needs_memory_that_may_be_locked() -> None:
     python = {**PYTHON, "limits": {"nofile": 65536, "nproc": None, "memlock": 65536}}
     assert brief(found("hosts: [a]", {"a": {"rdma": [PORT], "python": python}})) == [

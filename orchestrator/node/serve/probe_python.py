@@ -71,11 +71,12 @@ def packages() -> Dict[str, str]:
 
 
 def limits() -> Dict[str, Optional[int]]:
-    """Soft limits; None: unlimited."""
+    """Soft and hard limits; None: unlimited."""
     values: Dict[str, Optional[int]] = {}
     for key, number in (("nofile", 7), ("nproc", 6), ("memlock", 8)):  # numbers of Linux
-        soft = resource.getrlimit(number)[0]
+        soft, hard = resource.getrlimit(number)
         values[key] = None if soft == resource.RLIM_INFINITY else soft
+        values[key + "_hard"] = None if hard == resource.RLIM_INFINITY else hard
     return values
 
 
