@@ -48,6 +48,8 @@ def test_root_sees_and_ends_the_run_of_a_user(lab2: Lab) -> None:
     assert fact["attempt"] == 1
     assert_clean(lab2, run_id)
     assert "SIGTERM" in ok(orch(lab2, "events", run_id, "-i", bobs)).stdout
+    told = ok(orch(lab2, "diagnose", run_id, "-i", bobs)).stdout
+    assert "sigterm-preempted" in told and "administrator" in told
 
 
 def test_a_command_about_a_run_of_another_user_names_the_user(lab2: Lab) -> None:

@@ -20,6 +20,7 @@ from orchestrator.commands.diagnose import diagnose_files
 from orchestrator.diagnosis import recorder_lines, transcript
 from orchestrator.diagnosis.engine import Diagnosis, diagnose
 from orchestrator.diagnosis.rendering import render_text
+from orchestrator.diagnosis.rules.run_record import FROM_OUTSIDE
 from orchestrator.diagnosis.transcript import LogLine
 from orchestrator.output.finding import Finding
 from orchestrator.output.lines import Line
@@ -486,6 +487,12 @@ def test_a_launcher_within_a_rank_that_fails_by_itself_is_the_cause() -> None:
 def test_who_stopped_a_run_is_its_end_and_what_that_made_of_the_ranks_is_not() -> None:
     code, _, rank = judged({"state": "killed", "stopped_by": "Ctrl-C", "first_failure": None}, a=answer(), b=answer())
     assert (code, rank) == ("user-interrupt", None)
+
+
+def test_a_run_that_a_signal_from_outside_stopped_may_be_the_work_of_others() -> None:
+    verdict = {"state": "killed", "stopped_by": FROM_OUTSIDE, "first_failure": None}
+    first = judge([], verdict, {"a": answer(), "b": answer()}, {}).findings[0]
+    assert first.code == "sigterm-preempted" and "administrator" in first.message and "restart" in first.fix
 
 
 def test_a_host_is_called_as_in_the_inventory_whatever_its_own_name_is() -> None:

@@ -28,6 +28,16 @@ FIND_KILLER = (
     "person."
 )
 HANDLE = "Nothing to fix, if that was meant. A signal that should not end the ranks needs a handler in the script."
+FROM_OUTSIDE = "SIGTERM from outside"
+"""Who has stopped a run if somebody else than ddp-orch sent the signal, as node/guard/guard.py says it."""
+ENDED_BY_OTHERS = (
+    "The run got SIGTERM, and not from ddp-orch: an administrator, a shutdown of the host, a scheduler or a person "
+    "has ended it."
+)
+ASK = (
+    "Ask the administrators, or see `journalctl`, `last -x` and the scheduler's log on the hosts. To start the run "
+    "again: ddp-orch restart."
+)
 QUIT = "Rank {rank} ended by itself, with exit code 0, while the others continued to train."
 FIND_QUIT = (
     "Look for an early `sys.exit`, `return` or `break` that only this rank comes to. If there is none, it had fewer "
@@ -54,6 +64,9 @@ def add_stop(suspects: Suspects, scene: Scene) -> Suspects:
     if scene.record.stopped_by is None:
         return suspects
     line = LogLine(len(scene.lines), "", None, None, None, f"stopped by {scene.record.stopped_by}")
+    if scene.record.stopped_by == FROM_OUTSIDE:
+        suspect = Suspect("sigterm-preempted", REPORTED, line, None, None, "high", line.text)
+        return (*suspects, replace(suspect, meaning=ENDED_BY_OTHERS, fix=ASK))
     return (*suspects, Suspect("user-interrupt", REPORTED, line, None, None, "high", line.text))
 
 
