@@ -10,9 +10,9 @@ from ..answers.ledger import EndedRun, HostFailure
 
 RECENT = 5  # runs
 FAILED_LEAST = 2  # of them
-NOT_THE_HOST = ("script-exception", "collective-timeout", "worker-sigkilled", "membership-changed")
-"""Codes of failures that say nothing about their host. Without a lack of memory, a person has killed the rank. A head
-without a majority was left alone by the others.
+NOT_THE_HOST = ("script-exception", "collective-timeout", "cgroup-oom-killed", "worker-sigkilled", "membership-changed")
+"""Codes of failures that say nothing about their host. At the limit of its cgroup, the script itself takes the memory.
+Without a lack of memory, a person has killed the rank. A head without a majority was left alone by the others.
 """
 NO_MAJORITY = "no majority is left"
 """In the text of a failure: several hosts were silent at once, as when a network fails between them."""

@@ -238,7 +238,8 @@ def test_a_host_that_ended_more_runs_than_the_others_is_a_warning_with_the_run_t
     ]
     (finding,) = found("hosts: [a, b]", {"a": {"ledger": ledger}})
     assert brief([finding]) == [("warning", "host-unreliable", ("b",))]
-    assert "3 of the last 3 runs" in finding.message and "ddp-orch diagnose 20260101-000002-abcd" in finding.fix
+    assert "3 of the last 3 runs" in finding.message and "spot" in finding.fix
+    assert "ddp-orch diagnose 20260101-000002-abcd" in finding.fix
     assert found("hosts: [a, b]", {"a": {"ledger": ledger[:1]}}) == []
 
 

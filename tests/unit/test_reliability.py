@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from orchestrator.answers.ledger import EndedRun
 from orchestrator.answers.runs import RunList
 from orchestrator.checks.reliability import find_unreliable
 from orchestrator.node.host import ledger, state
+from orchestrator.node.ranks import rank_failure
 
 RUN = "20260101-000000-{:04x}"
 
@@ -98,6 +100,7 @@ def test_a_full_disk_costs_the_line_and_no_more(folder: str, monkeypatch: pytest
         ({"exit_code": 1, "said": "KeyError: 'image'"}, "script-exception"),
         ({"signal": "SIGKILL"}, "worker-sigkilled"),
         ({"signal": "SIGKILL", "oom": True}, "host-oom-killed"),
+        ({"signal": "SIGKILL", "oom": True, "own_limit": True}, "cgroup-oom-killed"),
         ({"signal": "SIGSEGV", "requested": True}, "script-exception"),
         ({"signal": "SIGBUS"}, "worker-segfault"),
         ({"signal": "SIGABRT", "said": "  what():  [enforce fail at pair.cc] sizes differ"}, "script-exception"),
@@ -107,6 +110,17 @@ def test_a_full_disk_costs_the_line_and_no_more(folder: str, monkeypatch: pytest
 )
 def test_a_failure_has_the_code_of_what_its_record_shows(fields: dict[str, Any], code: str) -> None:
     assert ledger.code_of(fields) == code
+
+
+def test_a_kill_at_the_limit_of_the_own_cgroup_is_told_from_one_of_the_host() -> None:
+    now = rank_failure.memory_kills()
+    for before, keys in (
+        (now, set()),
+        (now._replace(of_host="oom_kill -1"), {"oom"}),
+        (now._replace(at_own_limit="oom -1"), {"oom", "own_limit"}),
+    ):
+        failure = rank_failure.record("rank 1", 1, signal.SIGKILL, 7, "", None, before)
+        assert failure.keys() & {"oom", "own_limit"} == keys
 
 
 # --- who stands out
@@ -141,7 +155,7 @@ def test_one_failure_those_of_all_hosts_and_those_of_the_script_are_no_reason() 
     assert find_unreliable({"a": [ended(1, "a"), ended(2)], "b": []}) == ()
     alike = [ended(1, "a", "b"), ended(2, "a", "b")]
     assert find_unreliable({"a": alike, "b": alike}) == ()
-    for code in ("script-exception", "worker-sigkilled"):  # somebody has killed the rank
+    for code in ("script-exception", "cgroup-oom-killed", "worker-sigkilled"):  # the last: somebody has killed the rank
         runs = [ended(number, "a", code=code) for number in range(5)]
         assert find_unreliable({"a": runs, "b": runs}) == ()
     runs = [ended(number, "a", what="host lost, as was b: no majority is left") for number in range(5)]

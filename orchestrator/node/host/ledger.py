@@ -73,7 +73,8 @@ def code_of(failure: Dict[str, Any]) -> str:
         if re.search(pattern, failure.get("said") or ""):
             return code
     if failure.get("signal") == "SIGKILL":
-        return "host-oom-killed" if failure.get("oom") else "worker-sigkilled"
+        at_limit = failure.get("own_limit")
+        return "cgroup-oom-killed" if at_limit else "host-oom-killed" if failure.get("oom") else "worker-sigkilled"
     if failure.get("signal") in CRASHES:
         return "worker-segfault"
     if failure.get("exit_code") is not None or failure.get("signal") == "SIGABRT":

@@ -172,7 +172,7 @@ def _failure(message: Any) -> Dict[str, Any]:
         "gone": message.get("gone") is True,
         "attempt": integer(message.get("attempt")),
         "at": _number(message.get("at")),
-        **{key: True for key in ("requested", "oom") if message.get(key) is True},
+        **{key: True for key in ("requested", "oom", "own_limit") if message.get(key) is True},
     }
 
 

@@ -3,7 +3,7 @@
 import signal
 import time
 from os import WEXITSTATUS, WIFSIGNALED, WTERMSIG
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from ..host.small_files import text_of
 
@@ -21,10 +21,22 @@ def describe(status: Optional[int]) -> Tuple[Optional[int], Optional[str]]:
     return WEXITSTATUS(status), None
 
 
-def oom_kills() -> str:
-    """How many processes of this host the kernel has killed because memory was short; "" where it does not count."""
-    lines = text_of("/proc/vmstat").splitlines()
-    return next((line for line in lines if line.startswith("oom_kill ")), "")
+class MemoryKills(NamedTuple):
+    """What the kernel counts of processes that it has killed because memory was short; "" where it does not count."""
+
+    of_host: str
+    at_own_limit: str  # lacks of memory at the limit of this cgroup, which the ranks are in
+
+
+def memory_kills() -> MemoryKills:
+    group = text_of("/proc/self/cgroup").partition("0::")[2].partition("\n")[0].rstrip("/")
+    return MemoryKills(
+        _line_of("/proc/vmstat", "oom_kill "), _line_of("/sys/fs/cgroup%s/memory.events" % group, "oom ")
+    )
+
+
+def _line_of(path: str, begin: str) -> str:
+    return next((line for line in text_of(path).splitlines() if line.startswith(begin)), "")
 
 
 def record(
@@ -34,12 +46,12 @@ def record(
     pid: int,
     what: str,
     sent: Optional[int],
-    oom_kills_before: str,
+    kills_before: MemoryKills,
 ) -> Dict[str, Any]:
     """`status`: None if only torchrun has it. `what`: what happened, "": as its status says.
 
     `sent`: the signal that a person had sent to the rank.
-    `oom_kills_before`: when the attempt began. `requested` and `oom` are there only if they are true.
+    `kills_before`: when the attempt began. `requested`, `oom` and `own_limit` are there only if they are true.
     """
     code, name = describe(status)
     failure = {"rank": rank, "exit_code": code, "signal": name, "pid": pid, "at": time.time()}
@@ -47,6 +59,8 @@ def record(
     if status is not None and name is not None and WTERMSIG(status) == sent:
         failure["requested"] = True
         what += ", sent by `ddp-orch signal`"
-    elif name == "SIGKILL" and oom_kills() != oom_kills_before:
-        failure["oom"] = True
+    elif name == "SIGKILL":
+        kills = memory_kills()
+        failure.update({"oom": True} if kills != kills_before else {})
+        failure.update({"own_limit": True} if kills.at_own_limit != kills_before.at_own_limit else {})
     return dict(failure, what="%s: %s" % (who, what))

@@ -70,7 +70,7 @@ class Tree:
         self._seen_ranks = False
         self._first_rank = 0
         self._sent: Dict[int, int] = {}  # rank -> the newest signal that a person has sent to it
-        self._oom_kills = rank_failure.oom_kills()
+        self._memory_kills = rank_failure.memory_kills()
 
     # starting
 
@@ -249,7 +249,7 @@ class Tree:
         elif self._engine is not None and self._engine.could_not_start(code or 0, has_begun=self._has_begun(rank)):
             what = "the container could not be started"
         who = self._agent if rank is None else "rank %d" % rank
-        self._report(rank_failure.record(who, rank, status, pid, what, sent, self._oom_kills))
+        self._report(rank_failure.record(who, rank, status, pid, what, sent, self._memory_kills))
 
     def _report_unseen(self) -> bool:
         """Report the rank that torchrun reaped before it stopped the others and ended, if any."""
@@ -257,7 +257,7 @@ class Tree:
             return False
         rank, pid, _ = self._unseen
         what = "failed; its exit code is not known"
-        self._report(rank_failure.record("rank %d" % rank, rank, None, pid, what, None, self._oom_kills))
+        self._report(rank_failure.record("rank %d" % rank, rank, None, pid, what, None, self._memory_kills))
         return True
 
     # ending
