@@ -66,9 +66,10 @@ def _warn_of_uncarried(answers: Answers, plan: Plan) -> Iterator[str]:
     lacking = [host for host in carried if host not in snapshots]
     if snapshots and lacking:
         host, file = next(iter(snapshots.items()))
+        do, their = ("does", "its") if len(lacking) == 1 else ("do", "their")
         yield (
-            f"{fold(lacking)} does not have {one_line(file)} of {host}, so its ranks may begin at the first step. If "
-            "they must load it too, save it in $DDP_ORCH_OUTPUT_DIR, with run.resume: head (docs/resume.md)"
+            f"{fold(lacking)} {do} not have {one_line(file)} of {host}, so {their} ranks may begin at the first step. "
+            "If they must load it too, save it in $DDP_ORCH_OUTPUT_DIR, with run.resume: head (docs/resume.md)"
         )
 
 
