@@ -49,6 +49,22 @@ def test_a_drained_host_saves_and_ends_and_the_spare_takes_its_place(runs: Runs)
     assert re.search(r"draining host-1\b.*\bann\b", run.journal()["1.run.out"].decode())
 
 
+def said(run: Run) -> str:
+    """What the head says."""
+    return "".join(data.decode() for stream, data in run.journal().items() if ".run." in stream)
+
+
+def test_a_host_that_has_left_is_not_called_lost(runs: Runs) -> None:
+    run = runs.start(SAVE.replace('os.environ["DDP_ORCH_ATTEMPT"] == "1"', "True"), nproc=(1, 1, 1), spares=1)
+    run.wait_for("rank 1 of", "1.1.out", 1)
+    assert drain(run, 1)
+    run.wait_for("rank 1 of 2", "2.1.out", 2, 30.0)
+    wait_until(lambda: re.search("host-1 (has left|refuses)", said(run)), 20.0, "the head knows that it has gone")
+    assert "refuses" not in said(run)
+    run.stop()
+    run.wait_over()
+
+
 def test_a_request_outlives_the_guard_that_took_it(runs: Runs) -> None:
     run = begun(runs, spares=1, options="max_restarts: 1")
     recorder, guard = run.recorder(), run.guard()

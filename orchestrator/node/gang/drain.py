@@ -124,6 +124,11 @@ def drained_hosts(state: State) -> List[str]:
     return [state.nodes[number].host for number in state.team if state.nodes[number].leaves is not None]
 
 
+def leaving(state: State) -> List[int]:
+    """The nodes that were asked to leave and have no rank any more."""
+    return [number for number, node in enumerate(state.nodes) if node.leaves is not None and node.node_rank is None]
+
+
 def lines(before: State, after: State) -> Iterator[str]:
     """What the log says of it."""
     for number, node in enumerate(after.nodes):

@@ -284,7 +284,8 @@ class HeadLink(ClusterLink):
 
     def _decide(self) -> None:
         """What follows from time alone."""
-        for loss in self._watch.judge(self._expected(), self._detours.refusals, time.monotonic()):
+        leaving = drain.leaving(self._state)
+        for loss in self._watch.judge(self._expected(), self._detours.refusals, time.monotonic(), leaving):
             self._lose(loss.node, loss.silent)
         self._resumption.advance(self._state, self._now())
         if agreement.restart_is_due(self._state, self._now()):

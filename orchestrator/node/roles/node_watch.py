@@ -70,8 +70,11 @@ class NodeWatch:
         """The nodes to reach by a detour."""
         return [node for node in nodes if self.unheard(node, now) > suspicion.suspect_after(self._lease)]
 
-    def judge(self, nodes: Sequence[int], refusals: Set[int], now: float) -> List[Loss]:
-        """Returns the nodes that are lost. `nodes`: all that should answer."""
+    def judge(self, nodes: Sequence[int], refusals: Set[int], now: float, leaving: Sequence[int] = ()) -> List[Loss]:
+        """Returns the nodes that are lost. `nodes`: all that should answer. `leaving`: those that have nothing to do.
+
+        They were asked to leave the run, so their end is no fault.
+        """
         silences = [Silence(node, self.silent(node, now), node in refusals) for node in nodes]
         judgements = suspicion.judge(silences, self._lease, self._nodes_wait)
         lost = [silence for silence in silences if judgements[silence.node] is Judgement.LOST]
@@ -80,7 +83,9 @@ class NodeWatch:
         for silence in lost:
             self._watched.discard(silence.node)
             is_up, host = self._probes.end(silence.node), self._hosts[silence.node]
-            if silence.refused:
+            if silence.node in leaving:
+                self._say("%s has left the run" % host)
+            elif silence.refused:
                 self._say("%s refuses connections: its guard and recorder have ended" % host)
             elif is_up:
                 self._say(
