@@ -152,7 +152,7 @@ def _drop_unreachable(plan: Plan, probed: Results[Any], context: LaunchContext) 
     smaller = planning.without(plan, probed.failed)
     if smaller is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):
         headline = f"{_count_unable(probed, plan)}{_blame_head(plan, probed)}"
-        raise _launch_error(probed, headline, plan, _advise_start_without(plan, probed, context))
+        raise _launch_error(probed, headline, plan, advise_start_without(plan, probed, context))
     for line in fold_failures(probed.failed):
         context.warn(f"starting without {line}")
     for warning in losses.warn_of_fewer(plan, smaller):
@@ -168,7 +168,7 @@ def _blame_head(plan: Plan, probed: Results[Any]) -> str:
     return f": {head} is the head, which no host replaces at a start" if is_enough else ""
 
 
-def _advise_start_without(plan: Plan, probed: Results[Any], context: LaunchContext) -> str:
+def advise_start_without(plan: Plan, probed: Results[Any], context: LaunchContext) -> str:
     """How to start the run without the unreachable hosts; "" if the run needs them or a reachable host failed too."""
     unreachable = [name for name, error in probed.failed.items() if isinstance(error, UnreachableError)]
     if len(unreachable) < len(probed.failed) or len(unreachable) == len(plan.nodes):

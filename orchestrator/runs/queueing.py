@@ -1,4 +1,4 @@
-"""Wait for the turn of a run on its hosts (`up --queue`), and choose hosts (`hosts: any N of`). Then launch it.
+"""Wait for the turn of a run on its hosts (`up --queue`). Then launch it.
 
 The rules of the queue are in node/serve/run_queue.py; why no two runs wait for each other:
 docs/adr/0032-queued-runs-agree-on-one-order.md.
@@ -7,24 +7,27 @@ docs/adr/0032-queued-runs-agree-on-one-order.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..answers.queued import CANCEL_QUEUED, LEAVE_QUEUE, QUEUE, Turn
 from ..answers.runs import LIST
-from ..errors import HeldError, Interrupted, OrchError
-from ..hosts.fleet import Fleet, Results, combine, fold_failures
-from ..hosts.session import Session
+from ..errors import HeldError, Interrupted
+from ..hosts.fleet import Fleet, Results, fold_failures
+from ..hosts.session import Session, SessionLost
+from ..inventory import advice
 from ..inventory.model import Host
 from ..output.console import fold, number_of
 from ..output.terminal import one_line
 from ..plan import plan as planning
 from ..plan.plan import Plan
 from ..plan.snapshot import Snapshot
-from . import examination, launch
+from . import examination
 from . import probe as preflight
-from .launch import HELD_CODES, LaunchContext
+from .launch import LaunchContext
 from .probe import Probed
+from .queue_hosts import AllHosts, AnyHosts
 from .queued_runs import QueuedRun, still_waiting
 
 LOOK_INTERVAL = 2.0  # s between two looks at the queues of the hosts
@@ -39,49 +42,69 @@ class Asking:
     run_id: str
     name: str
     by: str
-    gpu_ids: Mapping[str, Sequence[int]]
-    """By host. None: the run uses the CPUs there."""
 
 
 class Queue:
     """The tickets of a run on its hosts. They end with the sessions of the fleet."""
 
-    def __init__(self, asking: Asking, fleet: Fleet, *, join: bool) -> None:
-        """`join`: take tickets. Otherwise only look."""
+    def __init__(
+        self, asking: Asking, fleet: Fleet, find_gpus: Callable[[Host, Session], Sequence[int]], *, join: bool
+    ) -> None:
+        """`find_gpus`: those that the run uses on a host. `join`: take tickets. Otherwise only look."""
         self._asking = asking
         self._fleet = fleet
+        self._find_gpus = find_gpus
+        self._gpu_ids: dict[str, list[int]] = {}
         self._join = join
         self._number: int | None = None
 
-    def ask(self, hosts: Sequence[Host]) -> Results[Turn]:
-        """Whether it is our turn on each host. Takes the tickets at first, and again where one was lost."""
+    def ask(self, hosts: Sequence[Host], needed: Sequence[str] = ()) -> Results[Turn]:
+        """Whether it is our turn on each host. Takes the tickets at first, and again where one was lost.
+
+        `needed`: hosts that do not answer, and without which the run cannot start. Our tickets let others pass then.
+        """
         if self._join and self._number is None:
-            proposals = self._ask(hosts)
+            proposals = self._ask(hosts, needed)
             self._number = max((turn.number or 0 for turn in proposals.done.values()), default=None)
             if self._number is None:
                 return proposals
-        return self._ask(hosts)
+        turns = self._ask(hosts, needed)
+        # a connection that has just broken does not show that the host is off, and the run may start without it
+        broken = [host for host in hosts if isinstance(turns.failed.get(host.name), SessionLost)]
+        if not broken:
+            return turns
+        again = self._ask(broken, needed)
+        failed = {name: error for name, error in turns.failed.items() if name not in again.done}
+        return Results({**turns.done, **again.done}, {**failed, **again.failed})
 
-    def _ask(self, hosts: Sequence[Host]) -> Results[Turn]:
+    def _ask(self, hosts: Sequence[Host], needed: Sequence[str]) -> Results[Turn]:
         asking, number, join = self._asking, self._number, self._join
-        return self._fleet.each(
-            hosts,
-            lambda host, session: session.request(
-                QUEUE,
-                {
-                    "run_id": asking.run_id,
-                    "name": asking.name,
-                    "by": asking.by,
-                    "gpu_ids": list(asking.gpu_ids[host.name]),
-                    "number": number,
-                    "join": join,
-                },
-            ),
-        )
 
-    def leave(self, hosts: Sequence[Host]) -> None:
-        if self._join:
-            self._fleet.each(hosts, lambda _, session: session.request(LEAVE_QUEUE, {"run_id": self._asking.run_id}))
+        def ask(host: Host, session: Session) -> Turn:
+            if host.witness:  # runs share it
+                return Turn(number, (), ())
+            if host.name not in self._gpu_ids:
+                self._gpu_ids[host.name] = list(self._find_gpus(host, session))
+            question = {
+                "run_id": asking.run_id,
+                "name": asking.name,
+                "by": asking.by,
+                "gpu_ids": self._gpu_ids[host.name],
+                "number": number,
+                "join": join,
+                "waits_for": list(needed),
+            }
+            return session.request(QUEUE, question)
+
+        return self._fleet.each(hosts, ask, enough=lambda results: _cancelled_by(results) is not None)
+
+    def leave(self, hosts: Sequence[Host], turns: Results[Turn]) -> None:
+        """Give the tickets back on those of these hosts that answer."""
+        answering = [host for host in hosts if host.name in turns.done and not host.witness]
+        if self._join and answering:
+            self._fleet.each(
+                answering, lambda _, session: session.request(LEAVE_QUEUE, {"run_id": self._asking.run_id})
+            )
 
 
 def launch_in_turn(
@@ -100,40 +123,38 @@ def launch_in_turn(
     """
     context.timing.begin()
     probed = examination.examine(plan, snapshot, fleet, context.timing)
+    choice: AllHosts | AnyHosts  # checks the run: a mistake must not be found after hours
     if plan.inventory.any_of is None:
-        launch.check(plan, probed, fleet, context, ignore=HELD_CODES)  # a mistake must not be found after hours
-        choice: _Choice = _All(plan, snapshot, fleet, context)
+        choice = AllHosts(plan, probed, snapshot, fleet, context)
     else:
-        choice = _Any(plan, snapshot, fleet, context, plan.inventory.any_of)
-    hosts = choice.candidates(probed)
-    asking = Asking(plan.run_id, plan.name, context.by, _gpu_ids(plan, hosts, probed))
-    queue = Queue(asking, fleet, join=wait)
+        choice = AnyHosts(plan, probed, snapshot, fleet, context, plan.inventory.any_of)
+    queue = Queue(Asking(plan.run_id, plan.name, context.by), fleet, partial(_find_gpus, plan, probed), join=wait)
+    hosts = choice.hosts
+    needed: tuple[str, ...] = ()
     reported = ""
-    fresh: Results[Probed] | None = probed
     while True:
-        turns = queue.ask(hosts)
-        if cancelled_by := next((turn.cancelled_by for turn in turns.done.values() if turn.cancelled_by), ""):
-            queue.leave(hosts)
+        turns = queue.ask(hosts, needed)
+        if cancelled_by := _cancelled_by(turns):
+            queue.leave(hosts, turns)
             raise Interrupted(f"{one_line(cancelled_by)} took the run out of the queue; nothing was started")
+        asked = hosts, needed
+        choice.look(turns)
+        hosts, needed = choice.hosts, choice.find_needed(turns)
+        queue.leave([host for host in asked[0] if host not in hosts], turns)
         try:
-            resolved = choice.launch([host.name for host in hosts if _is_free(turns, host)], fresh)
+            resolved = choice.launch(turns) if (hosts, needed) == asked and not needed else None
         except HeldError as error:
             if not wait:
                 raise
             message, pause = f"{error}\n  still queued; trying again every {RETRY_INTERVAL:.0f} s", RETRY_INTERVAL
         else:
             if resolved is not None:
-                queue.leave(hosts)
+                queue.leave(hosts, turns)
                 return resolved
             if not wait:
                 why = describe(turns, "in use by")
                 raise HeldError(f"too few hosts are free: {why}\n  to wait for your turn, add: --queue")
-            message, pause = describe(turns), LOOK_INTERVAL
-            message = (
-                f"queued: {message}. The code is sent when its turn comes. Until then, this command waits; Ctrl-C "
-                "leaves the queue"
-            )
-        fresh = None
+            message, pause = _describe_wait(turns, choice, plan), LOOK_INTERVAL
         if message != reported:
             note(message)
         reported = message
@@ -162,93 +183,35 @@ def cancel(runs: Sequence[QueuedRun], hosts: Sequence[Host], fleet: Fleet, by: s
         time.sleep(LOOK_INTERVAL / 4)
 
 
-def _is_free(turns: Results[Turn], host: Host) -> bool:
-    return host.name in turns.done and turns.done[host.name].free
+def _find_gpus(plan: Plan, probed: Results[Probed], host: Host, session: Session) -> Sequence[int]:
+    """The GPUs that the run uses on a host. None: it uses the CPUs there."""
+    node = planning.make_node(host, plan.template, plan.name)
+    if node.gpu_ids != "auto":
+        return node.gpu_ids
+    known = probed.done.get(host.name) or preflight.ask(session, preflight.question(plan, node, None))
+    return [gpu.index for gpu in known.facts.gpus]
 
 
-def _gpu_ids(plan: Plan, hosts: Sequence[Host], probed: Results[Probed]) -> dict[str, list[int]]:
-    ids = {}
-    for node in plan.nodes:
-        if node.host in hosts:
-            gpus = probed.done[node.host.name].facts.gpus
-            ids[node.host.name] = [gpu.index for gpu in gpus] if node.gpu_ids == "auto" else list(node.gpu_ids)
-    return ids
+def _cancelled_by(turns: Results[Turn]) -> str | None:
+    return next((turn.cancelled_by for turn in turns.done.values() if turn.cancelled_by is not None), None)
 
 
-class _All:
-    """A run that needs all of its hosts."""
-
-    def __init__(self, plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext) -> None:
-        self._plan, self._snapshot, self._fleet, self._context = plan, snapshot, fleet, context
-        self._count = 0
-
-    def candidates(self, probed: Results[Probed]) -> list[Host]:
-        """The hosts to queue for. A witness is shared by runs, and an unreachable host is not needed."""
-        hosts = [node.host for node in self._plan.nodes if node.host.name in probed.done and not node.host.witness]
-        self._count = len(hosts)
-        return hosts
-
-    def launch(self, free: Sequence[str], probed: Results[Probed] | None) -> Plan | None:
-        """Launch the run if these hosts are enough. `probed`: facts that are still fresh. Raises as `launch.launch`."""
-        if len(free) < self._count:
-            return None
-        if probed is None:  # `launch` would take hosts without a turn in place of those that are unreachable
-            self._context.timing.begin()
-            probed = examination.examine(self._plan, self._snapshot, self._fleet, self._context.timing)
-        return launch.launch(self._plan, self._snapshot, self._fleet, self._context, probed)
-
-
-class _Any:
-    """A run that takes the first hosts of its inventory that are free."""
-
-    def __init__(
-        self, plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext, number: int
-    ) -> None:
-        self._plan, self._snapshot, self._fleet, self._context = plan, snapshot, fleet, context
-        self._number = number
-
-    def candidates(self, probed: Results[Probed]) -> list[Host]:
-        """The hosts without a problem that waiting does not solve. Raises an error if they are too few."""
-        problems = self._problems(probed, ignore=HELD_CODES)
-        hosts = [node.host for node in self._plan.nodes if node.host.name not in problems]
-        for line in fold_failures(problems):
-            self._context.warn(f"not chosen: {line}")
-        if len(hosts) < self._number:
-            usable = f"only {number_of(len(hosts), 'host')}" if hosts else "no host"
-            raise combine(
-                problems.values(), f"{usable} can be used, but {self._number} are needed; nothing was started"
-            )
-        return hosts
-
-    def launch(self, free: Sequence[str], probed: Results[Probed] | None) -> Plan | None:
-        """As `_All.launch`."""
-        if len(free) < self._number:
-            return None
-        if probed is None:
-            self._context.timing.begin()
-            candidates = planning.restrict(self._plan, free)
-            probed = examination.examine(candidates, self._snapshot, self._fleet, self._context.timing)
-        problems = self._problems(probed)
-        chosen = [name for name in free if name in probed.done and name not in problems][: self._number]
-        if len(chosen) < self._number:
-            lines = "\n  ".join(fold_failures(problems))
-            raise HeldError(f"too few of the free hosts can be used:\n  {lines}")
-        answers = Results({name: probed.done[name] for name in chosen}, {})
-        plan = planning.restrict(self._plan, chosen)
-        return launch.launch(plan, self._snapshot, self._fleet, self._context, answers)
-
-    def _problems(self, probed: Results[Probed], ignore: frozenset[str] = frozenset()) -> dict[str, OrchError]:
-        """Why hosts cannot be used, each looked at alone."""
-        problems = dict(probed.failed)
-        for name, host in probed.done.items():
-            findings = preflight.check_hosts(planning.restrict(self._plan, [name]), {name: host})
-            errors = [each for each in findings if each.severity == "error" and each.code not in ignore]
-            if errors and not self._context.skip_check:
-                problems[name] = launch.error_of(errors, f"{name}: {errors[0].message}")
-        return problems
-
-
-_Choice = _All | _Any
+def _describe_wait(turns: Results[Turn], choice: AllHosts | AnyHosts, plan: Plan) -> str:
+    if choice.find_needed(turns):
+        kill = advice.command("kill", plan.run_id, inventory=plan.inventory.path)
+        return (
+            f"queued: {choice.describe_needed(turns)}\n"
+            "  Until then, this command waits, and other runs may start first. The run keeps its place. "
+            f"To leave the queue: Ctrl-C, or: {kill}"
+        )
+    message = describe(Results(turns.done, {}))
+    if turns.failed:
+        them = "it" if len(turns.failed) == 1 else "them"
+        message += f"; {fold(turns.failed)} does not answer, so the run starts without {them} if that does not change"
+    return (
+        f"queued: {message}. The code is sent when its turn comes. Until then, this command waits; Ctrl-C leaves the "
+        "queue"
+    )
 
 
 def describe(turns: Results[Turn], why: str = "waiting for") -> str:

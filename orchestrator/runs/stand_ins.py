@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ..errors import UnreachableError
+from ..errors import OrchError, UnreachableError
 from ..hosts.fleet import Fleet, Results
 from ..output.console import fold
 from ..plan import plan as planning
@@ -32,7 +32,7 @@ def take(
     Nothing can replace the head, and spares come first. A host stands in only if the checks find no error on it.
     """
     away = set(probed.failed)
-    missing = count_missing(plan, probed)
+    missing = count_missing(plan, probed.failed)
     known = dict(probed.done)
     team = list(plan.team)
     candidates = [planning.make_node(host, plan.template, plan.name) for host in planning.unused(plan)]
@@ -52,9 +52,8 @@ def take(
     return replace(plan, nodes=(*team, *rest)), Results(known, probed.failed, probed.late)
 
 
-def count_missing(plan: Plan, probed: Results[Probed]) -> int:
+def count_missing(plan: Plan, away: Mapping[str, OrchError]) -> int:
     """How many hosts the team lacks, after spares have replaced what they can. 0 if no start is possible anyway."""
-    away = probed.failed
     is_hopeless = not all(isinstance(error, UnreachableError) for error in away.values())
     if is_hopeless or plan.nodes[0].host.name in away:
         return 0

@@ -49,8 +49,8 @@ class Queued:
                 [*words, name], cwd=code(lab), stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL
             )
 
-    def wait_for(self, text: str) -> None:
-        wait_until(lambda: text in self.errors.read_text(), 30, f"{text!r} in {self.errors.read_text()}")
+    def wait_for(self, text: str, timeout: float = 30) -> None:
+        wait_until(lambda: text in self.errors.read_text(), timeout, f"{text!r} in {self.errors.read_text()}")
 
     def started(self) -> str:
         stdout, _ = self.process.communicate(timeout=60)
@@ -195,3 +195,90 @@ def test_wait_of_a_queued_run_waits_for_its_start_and_its_end(lab3: Lab, invento
         end(lab3, "first")
     assert waits.wait(60) == (0 if starts else 130), errors.read_text()
     assert ("succeeded" if starts else "left the queue") in errors.read_text()
+
+
+@pytest.mark.timeout(300)
+def test_a_queued_run_starts_without_a_host_that_it_does_not_need(lab3: Lab) -> None:
+    script(lab3, UNTIL_FILE)
+    inventory = lab3.inventory(run={"launcher": "direct", "grace": 1, "nnodes": "2:3"})
+    first = begin(lab3, inventory, "first", "node-[0-2]")
+    second = Queued(lab3, inventory, "second", "node-[0-2]")
+    second.wait_for(f"waiting for run {first} (first, of ")
+    lab3.hosts[1].crash()
+    second.wait_for("node-1 does not answer", 60)
+    end(lab3, "first")
+    end(lab3, "second")
+    started = second.started()
+    assert "starting without node-1: " in second.errors.read_text()
+    run = json.loads(orch(lab3, "ps", "-i", inventory, "--all", "--json").stdout)[-1]
+    assert (run["run_id"], [node["host"] for node in run["nodes"]]) == (started, ["node-0", "node-2"])
+
+
+def queued_on(lab: Lab, inventory: Path, name: str) -> list[str]:
+    listed = json.loads(orch(lab, "ps", "-i", inventory, "--json").stdout)
+    return [node["host"] for run in listed if (run["name"], run["state"]) == (name, "queued") for node in run["nodes"]]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_whose_host_is_off_lets_others_pass_and_keeps_its_place(lab3: Lab, inventory: Path) -> None:
+    begin(lab3, inventory, "first", "node-0")
+    needs_all = Queued(lab3, inventory, "second", "node-[0-2]")
+    needs_all.wait_for("waiting for run ")
+    lab3.hosts[2].crash()
+    needs_all.wait_for("the run needs node-2, which does not answer", 60)
+    shown = needs_all.errors.read_text()
+    assert "ddp-orch kill " in shown and "--hosts 'node-[0-2]!node-2' -- train.py second" in shown, shown
+    passes = Queued(lab3, inventory, "third", "node-[0-1]")
+    passes.wait_for("queued: waiting for run ")
+    end(lab3, "first")
+    started = passes.started()
+    lab3.hosts[2].boot()
+    needs_all.wait_for(f"waiting for run {started} (third, of ", 60)
+    last = Queued(lab3, inventory, "last", "node-[0-1]")
+    last.wait_for("1 run is ahead: run ")
+    end(lab3, "third")
+    end(lab3, "second")
+    wait_for_state(lab3, inventory, needs_all.started(), "succeeded")
+    end(lab3, "last")
+    last.started()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.full)], ids=["stays-off", "returns"])
+def test_an_unused_host_stands_in_for_one_that_is_off_as_long_as_that_is_off(lab3: Lab, returns: bool) -> None:
+    script(lab3, UNTIL_FILE)
+    inventory = lab3.inventory(run={"launcher": "direct", "grace": 1, "nnodes": "2"})
+    one = lab3.inventory(run={"launcher": "direct", "grace": 1}, name="one.yaml")
+    begin(lab3, one, "first", "node-0")
+    second = Queued(lab3, inventory, "second", "node-[0-2]")
+    second.wait_for("waiting for run ")
+    assert queued_on(lab3, inventory, "second") == ["node-0", "node-1"]
+    lab3.hosts[1].crash()
+    second.wait_for("in place of node-1: node-2", 60)
+    wait_until(lambda: queued_on(lab3, inventory, "second") == ["node-0", "node-2"], 30, "a ticket on node-2")
+    if returns:
+        lab3.hosts[1].boot()
+        wait_until(lambda: queued_on(lab3, inventory, "second") == ["node-0", "node-1"], 60, "tickets as before")
+    end(lab3, "first")
+    end(lab3, "second")
+    started = second.started()
+    listed = json.loads(orch(lab3, "ps", "-i", inventory, "--all", "--json").stdout)
+    hosts = [node["host"] for run in listed if run["run_id"] == started for node in run["nodes"]]
+    assert hosts == (["node-0", "node-1"] if returns else ["node-0", "node-2"])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_candidate_that_is_off_is_missed_only_if_too_few_others_are_left(lab3: Lab, inventory: Path) -> None:
+    begin(lab3, inventory, "first", "node-0,node-2")
+    second = Queued(lab3, inventory, "second", "any 2 of node-[0-2]")
+    third = Queued(lab3, inventory, "third", "any 3 of node-[0-2]")
+    second.wait_for("waiting for run ")
+    third.wait_for("waiting for run ")
+    lab3.hosts[1].crash()
+    third.wait_for("the run needs 3 hosts of node-[0-2], and only node-[0,2] of them answers", 60)
+    end(lab3, "first")
+    second.started()
+    third.process.kill()
+    third.process.wait(10)
+    end(lab3, "second")

@@ -15,7 +15,6 @@ from host_facts import GPU, PYTHON, decoded
 from orchestrator.answers.facts import Facts
 from orchestrator.commands.describe import describe_commit
 from orchestrator.errors import UnreachableError, UsageError
-from orchestrator.hosts.fleet import Results
 from orchestrator.inventory import model, selection
 from orchestrator.plan import description, launchers, losses, node_spec, plan
 from orchestrator.plan.commit import Commit
@@ -306,9 +305,9 @@ def test_fewer_hosts_will_do_down_to_the_least_number_but_not_without_the_head()
 )
 def test_unused_hosts_stand_in_where_spares_do_not(text: str, away: list[str], count: int) -> None:
     unreachable = {name: UnreachableError(f"{name}: no route to host") for name in away}
-    assert stand_ins.count_missing(made(text), Results({}, unreachable)) == count
+    assert stand_ins.count_missing(made(text), unreachable) == count
     refused = {name: UsageError(f"{name}: no such user") for name in away}
-    assert stand_ins.count_missing(made(text), Results({}, refused)) == 0
+    assert stand_ins.count_missing(made(text), refused) == 0
 
 
 # --- what is filled in

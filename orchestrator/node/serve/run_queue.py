@@ -1,7 +1,8 @@
 """The queue of `up --queue` on this host: a ticket file for each controller that waits here.
 
 A controller holds the lock of its ticket through its relay, so a ticket is void when its controller has gone, however
-that ended. Tickets are ordered by number, then by run id; no clock is used. Why no two controllers wait for each other:
+that ended. Tickets are ordered by number, then by run id; no clock is used. A run that cannot start, because hosts that
+it needs do not answer, keeps its tickets, but lets the runs behind it pass. Why no two controllers wait for each other:
 docs/adr/0032-queued-runs-agree-on-one-order.md.
 """
 
@@ -23,7 +24,8 @@ def queue(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
     """Take a ticket or keep it, and tell who is before us.
 
     `arguments`: run_id; name; by; gpu_ids; number: null for a first proposal, else the one that all hosts agreed on;
-    join: false to look without a ticket. `held`: the locked tickets of this session, by run id.
+    join: false to look without a ticket; waits_for: hosts that do not answer, and without which the run cannot start.
+    `held`: the locked tickets of this session, by run id.
     """
     folder = state.folder("queue")
     with _alone(folder):
@@ -36,7 +38,7 @@ def queue(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
     ahead = [
         ticket
         for ticket in sorted(tickets, key=_key)
-        if (number is None or _key(ticket) < key) and _conflict(ticket, arguments)
+        if (number is None or _key(ticket) < key) and _conflict(ticket, arguments) and not ticket.get("waits_for")
     ]
     return {
         "number": number,
@@ -96,7 +98,7 @@ def _join(folder: str, arguments: Dict[str, Any], held: Dict[str, int]) -> int:
         number = last + 1
     if number > last:
         state.replace(os.path.join(folder, LAST), {"number": number})
-    ticket = {name: arguments[name] for name in ("run_id", "name", "by", "gpu_ids")}
+    ticket = {name: arguments[name] for name in ("run_id", "name", "by", "gpu_ids", "waits_for")}
     ticket["number"] = number
     if arguments["run_id"] not in held:
         # the lock of the old file would stay with a session that is gone but not closed yet
