@@ -35,6 +35,7 @@ diagnose      `diagnose`
 signals       `signal` and `snapshot`
 kill          `kill`
 restart       `restart`
+restarting    the command line of `restart` with other options
 revive        `revive`
 drain         `drain`
 add           `add`

@@ -138,6 +138,7 @@ def _launch_context() -> launch.LaunchContext:
         step=lambda _: None,
         warn=lambda _: None,
         command_without=lambda _: "",
+        command_to_continue=lambda _: "",
     )
 
 

@@ -42,6 +42,7 @@ from .context import (
     warn_once,
     whoami,
 )
+from .restarting import command_to_restart
 
 LARGEST_SHOWN = 3  # largest entries of the code, shown if it is large
 RETRY_INTERVAL = 10.0  # s between tries of `up --wait`
@@ -102,6 +103,17 @@ class UpOptions:
             words += [option, value] if value else []
         words += ("--", *self.script) if self.script else ()
         return advice.command("up", *words, inventory=inventory, folder=folder)
+
+    def command_to_restart(self, run_id: str, inventory: str, *, without: Sequence[str] = ()) -> str:
+        """The command line that starts an earlier run again, on the hosts of this one."""
+        return command_to_restart(
+            run_id,
+            hosts=self.hosts,
+            settings=self.settings,
+            detach=self.detach,
+            inventory=inventory,
+            without=without,
+        )
 
 
 class Watch:
@@ -165,7 +177,12 @@ def up(
         step=_without_repeats(console.step),
         warn=_without_repeats(console.warning),
         job_ends_at=in_job.find_end(job, inventory, tied=plan.tie is not None, console=console) if job else None,
-        command_without=lambda hosts: options.command(inventory.path, without=hosts),
+        command_without=lambda hosts: (
+            options.command_to_restart(options.continues, inventory.path, without=hosts)
+            if options.continues
+            else options.command(inventory.path, without=hosts)
+        ),
+        command_to_continue=lambda run: options.command_to_restart(run, inventory.path),
     )
     if before_start:
         before_start(plan, snapshot)

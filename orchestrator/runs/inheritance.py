@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ..answers.prepare import Carried, LeftBehind, Prepared
-from ..inventory import advice
 from ..output.console import fold, fold_messages
 from ..output.terminal import one_line
 from ..plan.entrypoint import TRAINER
@@ -23,20 +22,22 @@ def describe(answers: Answers, plan: Plan, continues: str | None) -> Iterator[st
         yield f"{fold(resuming)}: the output folder of {plan.name} has files; {_describe_resume(plan)}"
 
 
-def warn(answers: Answers, plan: Plan) -> Iterator[str]:
-    """What ranks may look for in vain, or find in another state than others."""
+def warn(answers: Answers, plan: Plan, command_to_continue: Callable[[str], str]) -> Iterator[str]:
+    """What ranks may look for in vain, or find in another state than others.
+
+    `command_to_continue`: see `launch.LaunchContext`.
+    """
     yield from _warn_of_uncarried(answers, plan)
     left = {host: answer.left_behind for host, answer in answers.items() if answer.left_behind}
-    yield from fold_messages({host: _describe_left_behind(found, plan) for host, found in left.items()})
+    yield from fold_messages({host: _describe_left_behind(found, command_to_continue) for host, found in left.items()})
     if any(answer.resumes for answer in answers.values()):
         yield from _warn_of_outputs(answers, plan)
 
 
-def _describe_left_behind(left: LeftBehind, plan: Plan) -> str:
-    restart = advice.command("restart", left.run_id, inventory=plan.inventory.path)
+def _describe_left_behind(left: LeftBehind, command_to_continue: Callable[[str], str]) -> str:
     return (
         f"run {left.run_id}, of the same name, wrote {one_line(left.file)} beside its code, where this run does not "
-        f"find it. To continue from it, stop this run, then: {restart}"
+        f"find it. To continue from it, stop this run, then: {command_to_continue(left.run_id)}"
     )
 
 

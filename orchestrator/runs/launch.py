@@ -63,6 +63,8 @@ class LaunchContext:
     warn: Callable[[str], None]
     command_without: Callable[[Sequence[str]], str]
     """The command line that starts the same run without these hosts; "" if the launch did not come from one."""
+    command_to_continue: Callable[[str], str]
+    """The command line that continues the run with this id, on the hosts of this launch."""
     continues: str | None = None
     """The run whose files beside the code this one gets too."""
     job_ends_at: float | None = None
@@ -314,7 +316,7 @@ def _show_prepared(answers: Mapping[str, Prepared], resolved: Plan, context: Lau
         context.warn(f"{fold(hosts)}: run {run_id} is using the same CPUs; stop it with: {kill}")
     for line in inheritance.describe(answers, resolved, context.continues):
         context.step(line)
-    for line in inheritance.warn(answers, resolved):
+    for line in inheritance.warn(answers, resolved, context.command_to_continue):
         context.warn(line)
 
 

@@ -129,3 +129,15 @@ def test_a_restart_tells_which_hosts_lack_a_snapshot_beside_the_code(lab2: Lab) 
     wait_until(lambda: told() == ["node-0"], 30, "the head says so too")
     ok(orch(lab2, "kill", second, "--grace", "0", "-i", inventory))
     assert_clean(lab2)
+
+
+def test_a_restart_without_a_host_that_is_off_is_advised_as_a_restart(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1})
+    first = start(lab2, inventory, "--name", "job", "-e", "COLOUR=blue", "--", script(lab2, RESUMES))
+    ok(orch(lab2, "kill", first, "--grace", "0", "-i", inventory))
+    lab2.hosts[1].sshd_stop()
+    refused = ok(orch(lab2, "restart", "job", "-d", "--set", "run.max_restarts=3", "-i", inventory), 4).stderr
+    lab2.hosts[1].sshd_start()
+    advised = f"run: ddp-orch restart {first} --detach --hosts '!node-1' --set run.max_restarts=3 -i {inventory}"
+    assert advised in refused
+    assert_clean(lab2)

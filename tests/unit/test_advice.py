@@ -191,9 +191,10 @@ def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(
         step=print,
         warn=print,
         command_without=lambda hosts: f"without {' '.join(hosts)}",
+        command_to_continue=lambda run: f"continue {run}",
     )
     unreachable = Results({}, {name: UnreachableError(f"{name}: no route to host") for name in down})
-    offered = launch._advise_start_without(of, unreachable, context)
+    offered = launch.advise_start_without(of, unreachable, context)
     assert bool(launch._blame_head(of, unreachable)) == ("spare" in text and len(down) < 3)
     assert offered.endswith(f"without {' '.join(left_out)}") if left_out else offered == ""
 

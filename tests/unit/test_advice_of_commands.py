@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from orchestrator.commands.describe import MOST_FOLDERS, NEWEST_EVENTS, _lines
 from orchestrator.commands.restart import repeat
 from orchestrator.commands.trust import sharing_a_key
 from orchestrator.commands.up import UpOptions
+from orchestrator.runs import recent
 
 UP = UpOptions(
     inventory="i.yaml",
@@ -64,3 +67,29 @@ def test_a_dry_run_tells_of_secrets_that_are_not_set(tmp_path: Path) -> None:
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "NO_SUCH_TOKEN" in done.stderr and "PATH" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "without", "words"),
+    [
+        ({}, {}, [], ""),
+        ({}, {"detach": True}, ["b"], " --detach --hosts '!b'"),
+        ({"hosts": "a,b,c"}, {"hosts": "a,b,c"}, ["b"], " --hosts 'a,b,c!b'"),
+        ({"hosts": "a"}, {}, [], " --hosts '*'"),
+        ({"settings": ("k=1",)}, {"settings": ("k=1", "k=2")}, [], " --set k=2"),
+    ],
+)
+def test_a_restart_is_advised_with_what_it_does_not_know(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: dict[str, Any],
+    now: dict[str, Any],
+    without: list[str],
+    words: str,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run_id = "20261122-070000-abcd"
+    recent.remember("i.yaml", run_id, "mine")
+    recent.remember_command(run_id, asdict(replace(UP, **before)))
+    command = replace(UP, **now).command_to_restart(run_id, "i.yaml", without=without)
+    assert command == f"ddp-orch restart {run_id}{words} -i i.yaml"

@@ -23,6 +23,7 @@ def warnings(text: str, resuming: set[str], code: plan.Code | None = None, *, be
         step=lambda _: None,
         warn=warned.append,
         command_without=lambda _: "",
+        command_to_continue=lambda run: f"ddp-orch restart {run}",
     )
     names = [node.host.name for node in of.nodes]
     answers = {name: Prepared(beside=(), resumes=name in resuming, resumed_with=before) for name in names}
