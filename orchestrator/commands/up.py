@@ -248,10 +248,18 @@ def _follow(
             stage,
             mask,
             console,
-            resume=options.command(inventory.path, name=resolved.name),
+            resume=_command_to_resume(resolved, inventory, options, about),
             show_outputs=options.show_outputs,
             tell_silence=printer is None and not options.as_json,
         )
+
+
+def _command_to_resume(resolved: Plan, inventory: Inventory, options: UpOptions, about: advice.AboutRun) -> str:
+    """The command that starts the run again from its outputs; "" if the run was not started by `up`."""
+    again = options.command(inventory.path, name=resolved.name)
+    # `up` would not find what the run saved beside its code. `restart` would not find the hosts of the next job
+    is_known = recent.command_of(resolved.run_id) is not None and not inventory.source
+    return about.command("restart") if again and is_known else again
 
 
 def _offer_inventory() -> int:

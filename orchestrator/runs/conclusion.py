@@ -81,13 +81,15 @@ def conclude(
             )
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
+    can_carry_over = resume == about.command("restart")  # files beside the code
     stray = {host: files for host, outcome in view.outcomes.items() if (files := outcome.stray_outputs)}
     if stray and not _starts_again(verdict):
         console.warning(_describe_stray_outputs(stray))
     if verdict.state in ("failed", "lost") and explain():
         resume = _with_snapshot_of_head(resume)
     if show_outputs:
-        offered = "" if is_replaced or _starts_again(verdict) else resume
+        can_resume = any(part.outputs for part in parts.values()) or (can_carry_over and bool(stray))
+        offered = "" if is_replaced or _starts_again(verdict) or not can_resume else resume
         _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=offered)
     elif verdict.state in ("failed", "lost"):
         console.note(f"why: {about.command('diagnose')}")
@@ -141,7 +143,7 @@ def _advise(
     if has_outputs or has_stray:
         shared = next((path for part in parts if (path := part.shared_output)), None)
         commands[about.command("fetch")] = f"download the outputs{f', in {shared} on its hosts' if shared else ''}"
-    if has_outputs and resume and verdict.state != "succeeded":
+    if resume and verdict.state != "succeeded":
         commands[resume] = "resume, after a fix" if verdict.state == "failed" else "resume"
     console.note("\n".join(["next:", *with_purposes(commands, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)]))
 

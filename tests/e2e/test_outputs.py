@@ -58,6 +58,19 @@ def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -
     assert again.returncode == 0 and [path.name for path in (tmp_path / "third/me/code").iterdir()] == ["model.pt"]
 
 
+def test_the_command_that_resumes_a_failed_run_finds_what_it_saved_beside_the_code(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\nprint('last.pt is', 'here' if os.path.exists('last.pt') else 'missing')\n"
+        "open('last.pt', 'w').close()\nraise SystemExit(3)\n"
+    )
+    hosts = f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+    (tmp_path / "inventory.yaml").write_text(hosts + "run: {launcher: direct, sync: [train.py]}\n")
+    failed = orch(tmp_path, "up", "inventory.yaml", "--name", "job", "--skip-check", "--", "train.py")
+    assert failed.returncode == 1 and "last.pt is missing" in failed.stdout, failed.stderr
+    (command,) = re.findall(r"^  ddp-orch (\S.*?) +# resume", failed.stderr, re.MULTILINE)
+    assert "last.pt is here" in orch(tmp_path, *command.split()).stdout
+
+
 def test_files_beside_the_code_of_one_run_never_replace_those_of_another(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nlen(sys.argv) > 1 and open('metrics.csv', 'a').write(sys.argv[1])")
     (tmp_path / "inventory.yaml").write_text(

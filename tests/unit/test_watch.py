@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_relay import A_FAILURE, A_RUN, Dialer, part_of
 
-from orchestrator.answers.attach import Attached
+from orchestrator.answers.attach import Attached, StrayOutputs
 from orchestrator.errors import UnreachableError
 from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
@@ -30,6 +30,7 @@ def concluded(
     *,
     resume: str = "",
     lacks_snapshot: bool = False,
+    stray: StrayOutputs | None = None,
     unreachable: bool = False,
     **verdicts: dict[str, Any],
 ) -> tuple[int, list[str]]:
@@ -39,9 +40,9 @@ def concluded(
     for host, verdict in verdicts.items():
         told = verdict if {"pid", "verdict"} & set(verdict) else {"verdict": verdict}  # without a guard, it has none
         part = part_of(node=-1 if host == "b" else 0, host=host, **told)
-        view._followed[host] = update(view._followed[host], Ended(Attached(part)))
+        view._followed[host] = update(view._followed[host], Ended(Attached(part, stray_outputs=stray)))
     stream = io.StringIO()
-    about, console = AboutRun("mine", "inventory.yaml"), Console(stream, colour=False)
+    about, console = AboutRun("mine", "i.yaml"), Console(stream, colour=False)
     for host in set(nodes) - set(verdicts):
         if unreachable:
             view._followed[host] = update(view._followed[host], Ended(failure=UnreachableError("gone")))
@@ -53,7 +54,7 @@ def test_the_outcome_is_that_of_the_head_whatever_another_host_claims() -> None:
     assert concluded(a=FAILED, b=SUCCEEDED)[0] == 1
     assert concluded(a=SUCCEEDED, b=FAILED)[0] == 0
     code, lines = concluded(b=SUCCEEDED)
-    assert code == 4 and lines[0].startswith("error: ") and "`ddp-orch ps inventory.yaml --all`" in lines[0]
+    assert code == 4 and lines[0].startswith("error: ") and "`ddp-orch ps i.yaml --all`" in lines[0]
     assert concluded({"a": 0}, b=FAILED)[0] == 4  # b contradicts another host
 
 
@@ -72,6 +73,13 @@ def test_no_command_to_resume_is_offered_where_the_next_run_has_begun(by: str) -
         verdict = {"state": "stopped", "first_failure": None, "stopped_by": stopped_by}
         _, lines = concluded(resume="ddp-orch restart x", a={"verdict": verdict, "outputs": True})
         assert any("ddp-orch restart x" in line for line in lines) == offered
+
+
+@pytest.mark.parametrize("resume", ["ddp-orch restart mine -i i.yaml", "ddp-orch up i.yaml --name mine -- train.py"])
+def test_what_lies_beside_the_code_is_resumed_only_by_a_restart(resume: str) -> None:
+    stray = StrayOutputs("/x", 1, ("last.pt",))
+    _, lines = concluded(resume=resume, stray=stray, a={"verdict": FAILED}, b={"verdict": FAILED})
+    assert any(line.startswith(f"  {resume} ") for line in lines) == ("restart" in resume)
 
 
 def test_a_run_without_any_guard_is_lost_and_its_hosts_are_not_called_unreachable() -> None:
