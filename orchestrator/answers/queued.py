@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from .fields import RunId, RunName
+from .fields import HostName, RunId, RunName, UnixTime
 from .operation import Nothing, Operation
 
 TicketNumber = Annotated[int, range(1 << 53).__contains__]
@@ -26,6 +26,12 @@ class WaitingRun(OtherRun):
     """A run that waits in the queue of a host."""
 
     number: TicketNumber
+    script: str = ""
+    """As of a part of a run; "": another version has written the ticket, as for the next two."""
+    queued_at: UnixTime | None = None
+    """By the clock of its controller."""
+    waits_for: tuple[HostName, ...] = ()
+    """Hosts that do not answer, and without which it cannot start."""
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def _list_runs(
 
 def _print(listing: registry.Listing, shown: Sequence[registry.Run], now: float) -> None:
     rows = [_row(run, listing.missing_hosts(run), now) for run in shown]
-    _print_table(rows + [_queued_row(run) for run in listing.queued])
+    _print_table(rows + [_queued_row(run, now) for run in listing.queued])
 
 
 def _print_warm(warm: Mapping[str, Sequence[WarmPython]]) -> None:
@@ -235,10 +235,19 @@ def _describe_size(run: registry.Run) -> dict[str, str]:
     }
 
 
-def _queued_row(run: QueuedRun) -> dict[str, str]:
-    name = run.name if run.name != run.run_id else ""
-    known = {"RUN": run.run_id, "NAME": name, "STATE": "queued", "ATTEMPT": "", "TIME": "-", "BY": run.by, "SCRIPT": ""}
-    return {**known, "HOSTS": fold(run.hosts), "DISK": "", "OUTPUTS": ""}
+def _queued_row(run: QueuedRun, now: float) -> dict[str, str]:
+    return {
+        "RUN": run.run_id,
+        "NAME": run.name if run.name != run.run_id else "",
+        "STATE": "queued",
+        "ATTEMPT": "",
+        "TIME": "-" if run.queued_at is None else _minutes(now - run.queued_at),
+        "BY": run.by,
+        "SCRIPT": run.script,
+        "HOSTS": fold(run.hosts) + (f" (no answer: {fold(run.waits_for)})" if run.waits_for else ""),
+        "DISK": "",
+        "OUTPUTS": "",
+    }
 
 
 def _duration(run: registry.Run, now: float) -> str:

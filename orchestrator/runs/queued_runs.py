@@ -22,6 +22,10 @@ class QueuedRun:
     by: str
     hosts: tuple[str, ...]
     """On which it waits."""
+    script: str = ""
+    queued_at: float | None = None
+    waits_for: tuple[str, ...] = ()
+    """Hosts that do not answer, and without which it cannot start."""
 
     def as_dict(self) -> dict[str, Any]:
         """The same keys as those of a run."""
@@ -78,5 +82,6 @@ def gather(by_host: Mapping[str, Sequence[WaitingRun]], started: frozenset[str])
     runs: dict[str, QueuedRun] = {}
     for (_, run_id), listed in sorted(tickets.items()):  # with two numbers while the hosts agree on one
         hosts = (*(runs[run_id].hosts if run_id in runs else ()), *(host for host, _ in listed))
-        runs[run_id] = QueuedRun(run_id, listed[0][1].name, listed[0][1].by, hosts)
+        first = listed[0][1]
+        runs[run_id] = QueuedRun(run_id, first.name, first.by, hosts, first.script, first.queued_at, first.waits_for)
     return tuple(runs.values())

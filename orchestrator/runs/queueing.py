@@ -7,9 +7,10 @@ docs/adr/0032-queued-runs-agree-on-one-order.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ..answers.queued import CANCEL_QUEUED, LEAVE_QUEUE, QUEUE, Turn
 from ..answers.runs import LIST
@@ -42,6 +43,9 @@ class Asking:
     run_id: str
     name: str
     by: str
+    command: tuple[str, ...]
+    launcher: Mapping[str, Any]
+    queued_at: float
 
 
 class Queue:
@@ -89,6 +93,9 @@ class Queue:
                 "run_id": asking.run_id,
                 "name": asking.name,
                 "by": asking.by,
+                "command": list(asking.command),
+                "launcher": dict(asking.launcher),
+                "queued_at": asking.queued_at,
                 "gpu_ids": self._gpu_ids[host.name],
                 "number": number,
                 "join": join,
@@ -128,7 +135,9 @@ def launch_in_turn(
         choice = AllHosts(plan, probed, snapshot, fleet, context)
     else:
         choice = AnyHosts(plan, probed, snapshot, fleet, context, plan.inventory.any_of)
-    queue = Queue(Asking(plan.run_id, plan.name, context.by), fleet, partial(_find_gpus, plan, probed), join=wait)
+    command, launcher = plan.nodes[0].command, plan.launcher.as_spec()
+    asking = Asking(plan.run_id, plan.name, context.by, command, launcher, time.time())
+    queue = Queue(asking, fleet, partial(_find_gpus, plan, probed), join=wait)
     hosts = choice.hosts
     needed: tuple[str, ...] = ()
     reported = ""

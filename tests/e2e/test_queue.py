@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -77,6 +78,7 @@ def test_runs_with_overlapping_hosts_start_in_the_order_in_which_they_were_queue
     ]
     table = ok(orch(lab3, "ps", "-i", inventory)).stdout.splitlines()
     assert table[2].split()[1:3] == ["second", "queued"] and table[2].endswith("node-[1-2]")
+    assert "train.py" in table[2] and re.search(r" 0m[0-9]{2}s ", table[2])
     end(lab3, "third")  # it ends at once when it has begun
     first_ended = rfc3339(time.time())
     end(lab3, "first")
@@ -228,6 +230,9 @@ def test_a_run_whose_host_is_off_lets_others_pass_and_keeps_its_place(lab3: Lab,
     needs_all.wait_for("the run needs node-2, which does not answer", 60)
     shown = needs_all.errors.read_text()
     assert "ddp-orch kill " in shown and "--hosts 'node-[0-2]!node-2' -- train.py second" in shown, shown
+    wait_until(
+        lambda: "(no answer: node-2)" in orch(lab3, "ps", "-i", inventory).stdout, 30, "ps tells for what it waits"
+    )
     passes = Queued(lab3, inventory, "third", "node-[0-1]")
     passes.wait_for("queued: waiting for run ")
     end(lab3, "first")

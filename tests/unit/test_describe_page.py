@@ -100,5 +100,5 @@ def test_of_accelerate_the_script_is_shown_and_not_its_flags(words: list[str], s
     launcher = {"name": "accelerate"}
     shown = command_of(Spec((), "ann", "/p", {}, command, None, launcher=launcher))
     assert " ".join(shown) == (f"{script} --steps 6" if script else " ".join(words))
-    assert runs._script(list(command), launcher) == (script or words[0])
-    assert runs._script(list(command), {"name": "node"}) == " ".join(words)
+    assert runs.script_of(list(command), launcher) == (script or words[0])
+    assert runs.script_of(list(command), {"name": "node"}) == " ".join(words)

@@ -34,6 +34,7 @@ class Controller:
     ) -> dict[str, Any]:
         os.environ["DDP_ORCH_STATE_DIR"] = str(self._folder / host)
         mine = {"run_id": self.run_id, "name": self.run_id, "by": "ann@laptop", "gpu_ids": self.hosts[host]}
+        mine |= {"script": "train.py", "queued_at": 1.0}
         return run_queue.queue({**mine, "number": number, "join": join, "waits_for": waits_for}, self._held[host])
 
     def steps(self, order: random.Random) -> Iterator[None]:

@@ -259,9 +259,10 @@ class Relay:
             del self._shells[number]
 
     def _queue(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
-        from . import run_queue
+        from . import run_queue, runs
 
-        return run_queue.queue(arguments, self._tickets)
+        script = runs.script_of(arguments["command"], arguments["launcher"])
+        return run_queue.queue(dict(arguments, script=script), self._tickets)
 
     def _cancel_queued(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import run_queue

@@ -17,15 +17,16 @@ from .wire import Refused
 
 MUTEX = "lock"
 LAST = "last.json"  # the highest number so far
+SHOWN = ("run_id", "name", "by", "script", "queued_at", "waits_for")
 ALONE_WINDOW = 10.0  # s; others have the queue for milliseconds
 
 
 def queue(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
     """Take a ticket or keep it, and tell who is before us.
 
-    `arguments`: run_id; name; by; gpu_ids; number: null for a first proposal, else the one that all hosts agreed on;
-    join: false to look without a ticket; waits_for: hosts that do not answer, and without which the run cannot start.
-    `held`: the locked tickets of this session, by run id.
+    `arguments`: run_id; name; by; script; queued_at: Unix time; gpu_ids; number: null for a first proposal, else the
+    one that all hosts agreed on; join: false to look without a ticket; waits_for: hosts that do not answer, and without
+    which the run cannot start. `held`: the locked tickets of this session, by run id.
     """
     folder = state.folder("queue")
     with _alone(folder):
@@ -57,8 +58,9 @@ def waiting() -> List[Dict[str, Any]]:
     paths = [os.path.join(folder, name) for name in os.listdir(folder) if name not in (MUTEX, LAST)]
     tickets = [state.read(path) for path in paths if state.is_locked(path)]
     whole = [ticket for ticket in tickets if ticket is not None and _is_whole(ticket)]
-    names = ("run_id", "name", "by", "number")
-    return [{name: ticket[name] for name in names} for ticket in sorted(whole, key=_key)]
+    return [
+        {name: ticket[name] for name in SHOWN + ("number",) if name in ticket} for ticket in sorted(whole, key=_key)
+    ]
 
 
 def cancel(arguments: Dict[str, Any]) -> Dict[str, Any]:
@@ -98,7 +100,7 @@ def _join(folder: str, arguments: Dict[str, Any], held: Dict[str, int]) -> int:
         number = last + 1
     if number > last:
         state.replace(os.path.join(folder, LAST), {"number": number})
-    ticket = {name: arguments[name] for name in ("run_id", "name", "by", "gpu_ids", "waits_for")}
+    ticket = {name: arguments[name] for name in SHOWN + ("gpu_ids",)}
     ticket["number"] = number
     if arguments["run_id"] not in held:
         # the lock of the old file would stay with a session that is gone but not closed yet
@@ -146,6 +148,9 @@ def _is_whole(ticket: Dict[str, Any]) -> bool:
     try:
         words = all(isinstance(ticket[name], str) for name in ("name", "by"))
         ids = isinstance(ticket["gpu_ids"], list) and isinstance(ticket["number"], int)
+        # another version may not write these
+        waits_for = ticket.get("waits_for", [])
+        words = words and isinstance(ticket.get("script", ""), str) and isinstance(waits_for, list)
         return words and ids and bool(state.RUN_ID.match(ticket["run_id"]))
     except state.DAMAGED:
         return False

@@ -39,7 +39,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "started_at": spec["created_at"],
         "ended_at": (ended or {}).get("at"),
         "by": spec["by"],
-        "script": _script(spec["command"], spec.get("launcher")),
+        "script": script_of(spec["command"], spec.get("launcher")),
         "node": spec["node"],
         "host": spec["host"],
         "hosts": [node["host"] for node in nodes],
@@ -94,7 +94,7 @@ def _state_here(spec: Dict[str, Any], now: Dict[str, Any]) -> str:
     return STATES[phase]
 
 
-def _script(command: List[str], launcher: Any) -> str:
+def script_of(command: List[str], launcher: Any) -> str:
     """The script of the command: `train.py`, or `-m` and a module. Of another program: its first words."""
     words = [word for word in command[1:] if word != "-u"]
     if words[:1] == ["-c"] and len(words) > 2:
