@@ -189,4 +189,4 @@ def test_the_end_says_why_no_attempt_followed() -> None:
         Record, {"run": {**A_RUN, **TEAM}, "spec": spec, "exit": None, "events": [], "samples": []}, "record"
     )
     run = Run("R", "mine", "failed", 1, "1970-01-01T00:16:40Z", {"a": part_of(**TEAM, **ended, host="a")})
-    assert timeline.history(run, known)[-1].what.endswith("not restarted: run.max_restarts (2) is used up")
+    assert timeline.history(run, known)[-1].what.endswith(verdict["no_restart_reason"])
