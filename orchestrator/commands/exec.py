@@ -11,7 +11,8 @@ from typing import TextIO
 
 from ..errors import Interrupted, OrchError, UsageError
 from ..hosts.bootstrap import login_bash
-from ..hosts.fleet import NO_PROGRESS, CutOffError, Output, each, fold_failures, reasons
+from ..hosts.fleet import NO_PROGRESS, each, fold_failures, reasons
+from ..hosts.host_command import CutOffError, Output
 from ..inventory.model import Host
 from ..output.console import Console, fold, fold_messages, size
 from ..output.terminal import tame

@@ -9,8 +9,7 @@ import time
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -18,8 +17,9 @@ from ..errors import FindingsError, HeldError, OrchError, UnreachableError
 from ..inventory.model import Host
 from ..output.console import fold_messages
 from ..ssh.dialer import Dialer
-from ..ssh.pipe import ConnectFailure, Connection, OtherKey, Pipe, fill_in_members
+from ..ssh.pipe import ConnectFailure, Connection, OtherKey, fill_in_members
 from ..ui.progress import NoProgress
+from .host_command import START_WINDOW, Listener, Output, StartedCommand, read_output
 from .node_program import NodeProgram
 from .session import Refused, Session
 
@@ -31,9 +31,6 @@ class Named(Protocol):
 
 T = TypeVar("T")
 N = TypeVar("N", bound=Named)
-EXEC_START_WINDOW = 30.0  # s for a host to start a command
-MAX_OUTPUT = 16 << 20  # bytes of a command's stdout that are kept
-EXEC_STATUS_WINDOW = 5.0  # s for the exit status after the end of the output
 CLOSE_WINDOW = 3.0  # s to end the sessions of all hosts
 CHECK_EVERY = 0.1  # s between two calls of `enough`
 NO_PROGRESS = NoProgress()
@@ -175,62 +172,6 @@ class Work(Generic[N, T]):
                 self._progress.finish(host.name, _reason(host.name, self._failed[host.name]))
 
 
-@dataclass(frozen=True)
-class Output:
-    """The result of a command on a host."""
-
-    status: int
-    stdout: str
-    stderr: str
-    left_out: int = 0
-    """Bytes of stdout after the first MAX_OUTPUT."""
-
-
-@dataclass
-class _Command:
-    """A command line that runs on a host or is being started."""
-
-    name: str
-    """The host's."""
-    busy: threading.Lock = field(default_factory=threading.Lock)
-    """Held while it is started, while it is ended, and while its connection is closed."""
-    pipe: Pipe | None = None
-
-
-Listener = Callable[[str, bytes], None]
-"""Gets the name of a stream, stdout or stderr, and what a command has written to it. Other threads call it."""
-
-
-class CutOffError(UnreachableError):
-    """It is not known how a command ended."""
-
-    def __init__(self, message: str, stdout: str, stderr: str) -> None:
-        super().__init__(message)
-        self.stdout, self.stderr = stdout, stderr
-
-
-def _output(name: str, pipe: Pipe, listener: Listener | None) -> Output:
-    """Raises CutOffError."""
-    kept = bytearray()
-    size = 0
-    if listener is not None:
-        pipe.listen_to_stderr(partial(listener, "stderr"))
-    while data := pipe.recv(1 << 16, None):
-        if listener is not None:
-            listener("stdout", data)
-        size += len(data)
-        kept += data[: MAX_OUTPUT - len(kept)]
-    status = pipe.exit_status(EXEC_STATUS_WINDOW)
-    stdout, stderr = _text(bytes(kept)), _text(pipe.stderr())
-    if status is None:
-        raise CutOffError(f"{name}: the connection was lost, or a signal ended the command", stdout, stderr)
-    return Output(status, stdout, stderr, size - len(kept))
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace")
-
-
 class Fleet:
     """The sessions of one invocation: one per host, opened when first needed and again after it was lost."""
 
@@ -252,7 +193,7 @@ class Fleet:
         ] = {}  # of the last attempt to open a session, and when it ended
         self._lock = threading.Lock()
         self._closed = False
-        self._commands: list[_Command] = []
+        self._commands: list[StartedCommand] = []
         self._interrupted = False
         self.parallel = parallel
         self.progress = progress
@@ -337,16 +278,16 @@ class Fleet:
         `listener`: gets all output as it comes.
         """
         connection = self._dialer.connect(host)
-        started = _Command(host.name)
+        started = StartedCommand(host.name)
         try:
             with started.busy:
                 with self._lock:
                     if self._interrupted:
                         raise UnreachableError(f"{host.name}: interrupted")
                     self._commands.append(started)
-                started.pipe = pipe = connection.open(command, EXEC_START_WINDOW)
+                started.pipe = pipe = connection.open(command, START_WINDOW)
             pipe.close_write()
-            return _output(host.name, pipe, listener)
+            return read_output(host.name, pipe, listener)
         finally:
             with started.busy:
                 connection.close()
@@ -362,7 +303,7 @@ class Fleet:
         Returns the hosts where something may still run.
         """
 
-        def end(command: _Command) -> bool:
+        def end(command: StartedCommand) -> bool:
             with command.busy:
                 return command.pipe is None or command.pipe.end()
 

@@ -21,6 +21,7 @@ from orchestrator.commands import live_output
 from orchestrator.commands.exec import execute
 from orchestrator.errors import OutputError, UsageError
 from orchestrator.hosts import fleet as fleets
+from orchestrator.hosts import host_command
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.model import parse
 from orchestrator.ssh.pipe import LocalConnection
@@ -66,7 +67,7 @@ def test_after_setup_a_command_finds_the_python_of_the_inventory(
 def test_of_endless_output_only_the_beginning_is_kept(
     inventory: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleets, "MAX_OUTPUT", 1000)
+    monkeypatch.setattr(host_command, "MAX_OUTPUT", 1000)
     assert (
         execute(inventory, ("head -c 5000000 /dev/zero | tr '\\0' x; exit 3",), None, setup=False, as_json=False) == 3
     )

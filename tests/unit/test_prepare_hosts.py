@@ -10,7 +10,7 @@ import yaml
 
 from orchestrator.commands import setup
 from orchestrator.commands.setup import VENV, ReadyPython
-from orchestrator.hosts.fleet import Output
+from orchestrator.hosts.host_command import Output
 from orchestrator.inventory.model import parse
 from orchestrator.output.console import Console
 
