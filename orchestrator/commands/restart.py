@@ -16,7 +16,7 @@ from ..hosts.fleet import Fleet, fold_failures
 from ..inventory import advice
 from ..inventory.advice import complete_commands
 from ..inventory.model import Host, Inventory
-from ..output.console import Console
+from ..output.console import Console, fold
 from ..output.mask import hide_credentials
 from ..plan.plan import Plan
 from ..plan.snapshot import Snapshot
@@ -53,6 +53,12 @@ def restart(
         def stop(plan: Plan, snapshot: Snapshot | None) -> None:
             """Called when the new run is planned, so that a mistake in its command does not end the old one."""
             of_run = [host for host in inventory.machines if host.name in run.parts]
+            left_out = {host for host in run.parts if host not in run.left} - {node.host.name for node in plan.nodes}
+            if left_out and hosts is None:
+                console.warning(
+                    f"{fold(left_out)} had a part in run {run.run_id}, and is no host of the new one; --hosts "
+                    "chooses others"
+                )
             if run.unfinished:
                 if not again.skip_check:
                     _check_script(plan, snapshot, of_run, fleet)

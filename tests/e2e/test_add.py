@@ -50,6 +50,9 @@ def test_the_next_attempt_of_a_run_takes_a_host_that_was_added(lab3: Lab) -> Non
     assert sorted((line["host"], line["text"]) for line in lines) == [
         (f"node-{rank}", f"rank {rank} of 3 on-node-{rank}") for rank in range(3)
     ]
+    again = ok(orch(lab3, "restart", "-d", run_id))
+    assert re.search(r"node-2 .*--hosts", again.stderr)
+    wait_for_state(lab3, inventory, again.stdout.split()[0], "succeeded")
     wait_until(lambda: not guards(lab3), 15, "the guards have gone")
     assert_clean(lab3, run_id)
 
