@@ -17,6 +17,8 @@ from . import probe as preflight
 from .launch import HELD_CODES, LaunchContext
 from .probe import Probed
 
+PASSED = ". Until then, this command waits, and other runs may start first; the run keeps its place"
+
 
 class AllHosts:
     """A run on all of its hosts, but for those that do not answer and that it does not need."""
@@ -72,7 +74,7 @@ class AllHosts:
         """Why the run cannot start, as long as hosts that it needs do not answer."""
         away = Results[Turn]({}, turns.failed)
         advice = launch.advise_start_without(self._plan, away, self._context)
-        lines = [f"the run needs {fold(turns.failed)}, which does not answer", *fold_failures(turns.failed)]
+        lines = [f"the run needs {fold(turns.failed)}, which does not answer{PASSED}", *fold_failures(turns.failed)]
         return "\n  ".join([*lines, *([advice] if advice else [])])
 
     def _can_start(self, failed: Mapping[str, OrchError]) -> bool:
@@ -150,7 +152,7 @@ class AnyHosts:
         """As `AllHosts.describe_needed`."""
         answering = f"only {fold(turns.done)} of them" if turns.done else "none of them"
         needs = f"the run needs {number_of(self._number, 'host')} of {fold(host.name for host in self.hosts)}"
-        return "\n  ".join([f"{needs}, and {answering} answers", *fold_failures(turns.failed)])
+        return "\n  ".join([f"{needs}, and {answering} answers{PASSED}", *fold_failures(turns.failed)])
 
     def _problems(self, probed: Results[Probed], ignore: Collection[str] = ()) -> dict[str, OrchError]:
         """Why hosts cannot be used, each looked at alone."""

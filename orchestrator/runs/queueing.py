@@ -140,7 +140,7 @@ def launch_in_turn(
     queue = Queue(asking, fleet, partial(_find_gpus, plan, probed), join=wait)
     hosts = choice.hosts
     needed: tuple[str, ...] = ()
-    reported = ""
+    reported: object = None
     while True:
         turns = queue.ask(hosts, needed)
         if cancelled_by := _cancelled_by(turns):
@@ -164,9 +164,10 @@ def launch_in_turn(
                 why = describe(turns, "in use by")
                 raise HeldError(f"too few hosts are free: {why}\n  to wait for your turn, add: --queue")
             message, pause = _describe_wait(turns, choice, plan), LOOK_INTERVAL
-        if message != reported:
+        subject = needed or message  # why a host does not answer may change at each look
+        if subject != reported:
             note(message)
-        reported = message
+        reported = subject
         time.sleep(pause)
 
 
@@ -208,11 +209,7 @@ def _cancelled_by(turns: Results[Turn]) -> str | None:
 def _describe_wait(turns: Results[Turn], choice: AllHosts | AnyHosts, plan: Plan) -> str:
     if choice.find_needed(turns):
         kill = advice.command("kill", plan.run_id, inventory=plan.inventory.path)
-        return (
-            f"queued: {choice.describe_needed(turns)}\n"
-            "  Until then, this command waits, and other runs may start first. The run keeps its place. "
-            f"To leave the queue: Ctrl-C, or: {kill}"
-        )
+        return f"queued: {choice.describe_needed(turns)}\n  to leave the queue: Ctrl-C, or: {kill}"
     message = describe(Results(turns.done, {}))
     if turns.failed:
         them = "it" if len(turns.failed) == 1 else "them"
