@@ -22,6 +22,7 @@ from ..plan.plan import Plan
 from ..plan.snapshot import Snapshot
 from ..runs import ending, probe, recent, registry
 from ..runs.ending import KillTargets
+from ..ssh.config import by_hand
 from . import code_watch
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
 from .up import UpOptions, up
@@ -84,7 +85,7 @@ def _check_script(plan: Plan, snapshot: Snapshot | None, hosts: Sequence[Host], 
     )
     findings = [finding for finding in probe.check_hosts(plan, asked.done) if finding.code in CODES_OF_SCRIPT]
     if findings:
-        lines = (complete_commands(render_line(finding), plan.inventory.path) for finding in findings)
+        lines = (complete_commands(by_hand(render_line(finding), hosts), plan.inventory.path) for finding in findings)
         raise FindingsError("\n  ".join(["the new run would fail; the old one continues", *lines]))
 
 

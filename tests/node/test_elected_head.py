@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +204,8 @@ def test_the_loss_of_the_majority_is_told_once_though_the_last_hosts_give_up_one
     assert re.findall(r"\"state\": \"(\w+)", heard.read_text()) == ["waiting", "lost"]
 
 
-def add(runs: Runs, run: Run, head: int) -> None:
-    """As `ddp-orch add` does it."""
+def add(runs: Runs, run: Run, head: int, others: Sequence[int]) -> None:
+    """As `ddp-orch add` does it. `others`: the nodes that vote beside the head, which may be lost next."""
     host = runs.hosts(len(run.hosts) + 1)[-1]
     at_head, name = run.hosts[head].session, f"host-{len(run.hosts)}"
     blueprint = at_head.request("blueprint", {"run_id": run.run_id})
@@ -219,7 +220,8 @@ def add(runs: Runs, run: Run, head: int) -> None:
     at = {"addresses": blueprint["start"]["link_addresses"], "link_port": spec["contact"]["port"], "rdzv_port": None}
     host.session.request("prepare", {"spec": spec, "private": private, "head": at})
     run.hosts = [*run.hosts, host]
-    wait_until(lambda: number in voters(run, head), 30, f"{name} votes")
+    for node in (head, *others):
+        wait_until(lambda node=node: number in voters(run, node), 30, f"{node} knows that {name} votes")
 
 
 def voters(run: Run, node: int) -> list[int]:
@@ -233,10 +235,10 @@ def test_hosts_that_are_added_vote_and_lead(runs: Runs, tmp_path: Any) -> None:
     end = tmp_path / "end"
     run = runs.start(WORK, str(end), nproc=(1, 1, 1), options=electing("1:5"))
     everybody_works(run, 1, 0, 1, 2)
-    add(runs, run, head=0)
+    add(runs, run, head=0, others=(1, 2))
     lose(run, 0)
     everybody_works(run, 2, 1, 3, 2)  # it has the seat of the lost host
-    add(runs, run, head=1)
+    add(runs, run, head=1, others=(2, 3))
     lose(run, 1)
     everybody_works(run, 3, 2, 4, 3)
     end.touch()
@@ -341,7 +343,7 @@ def test_a_run_that_began_on_two_of_three_hosts_elects_a_head_when_the_third_is_
     end = tmp_path / "end"
     run = runs.start(WORK, str(end), nproc=(1, 1, 1), away=1, options=electing())
     everybody_works(run, 1, 0, 1)
-    add(runs, run, head=0)
+    add(runs, run, head=0, others=(1, 2))
     wait_until(lambda: voters(run, 1) == [0, 1, 2], 30, "all hosts vote")
     lose(run, 0)
     everybody_works(run, 2, 1, 2)
