@@ -114,8 +114,9 @@ def _show(
             what_to_do = f" for {for_whom}. {waiting.advise(run, about.command('revive'))}"
         elif run.unfinished:
             what_to_do = (
-                f". If it hangs: {about.command('top')} shows which ranks are silent. With run.stall_timeout, ddp-orch "
-                "stops a silent run and logs the stacks of all ranks."
+                f". If it hangs: {about.command('top')} shows which ranks are silent. To find out where they are, end "
+                f"them with {about.of_all('signal', about.run, 'ABRT')}, then diagnose again. With run.stall_timeout, "
+                "ddp-orch does this by itself."
             )
         console.note(f"run {run.run_id} {timeline.ENDED.get(run.state, f'is {run.state}')}{what_to_do}")
 

@@ -57,7 +57,11 @@ def diagnose(lines: Sequence[LogLine], record: RunRecord | None = None) -> Diagn
     knowledge = causes.load_knowledge()
     *before, last = recorder_lines.split_attempts(lines) if record is None else [lines]
     own_lines, recorded = recorder_lines.split_off(last)
-    own_lines, shown = stacks.split_off(own_lines, with_py_spy=record is not None and record.stalled)
+    own_lines, shown = stacks.split_off(
+        own_lines,
+        with_py_spy=record is not None and record.stalled,
+        were_aborted=record is not None and record.were_aborted,
+    )
     scene = build_scene(own_lines, record or NO_RECORD, recorded, shown)
     suspects, consequences = find_suspects(scene, knowledge)
     suspects = refine(suspects, scene)

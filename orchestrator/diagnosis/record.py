@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,3 +34,8 @@ class RunRecord:
     """No rank had printed a line for run.stall_timeout: the hosts showed the stacks of all ranks and stopped them."""
     same_code: bool = False
     """ddp-orch sent the code, so all hosts have the same."""
+
+    @property
+    def were_aborted(self) -> bool:
+        """Whether a person sent SIGABRT to ranks, to see their stacks."""
+        return any(each.requested and each.signal == signal.SIGABRT for each in self.exits)

@@ -21,6 +21,7 @@ HEADER = re.compile(
 )
 PY_SPY = re.compile(r"(?:^|(?<=\]))Process (?P<pid>\d+): ")
 """Like HEADER, this may follow a progress bar, which ends without a newline."""
+ABORTED = re.compile(r"Fatal Python error: Aborted$")
 THREAD = re.compile(r'(?P<main>Thread .*: "MainThread")|(?:Current thread|Thread) ')
 FRAME = re.compile(
     r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)|'
@@ -86,17 +87,20 @@ class Stack:
         return f"{file.rsplit('/', 1)[-1]} line {line} in {name}"
 
 
-def split_off(lines: Sequence[LogLine], *, with_py_spy: bool = False) -> tuple[list[LogLine], list[Stack]]:
+def split_off(
+    lines: Sequence[LogLine], *, with_py_spy: bool = False, were_aborted: bool = False
+) -> tuple[list[LogLine], list[Stack]]:
     """The lines without the stacks, and these: of the first attempt that has any, one for each rank.
 
-    `with_py_spy`: the lines may have its dumps, which begin like lines that any program may print.
+    `with_py_spy`: the lines may have its dumps, which begin like lines that any program may print. `were_aborted`: a
+    person sent SIGABRT to the ranks, so they have printed their stacks without a header.
     """
     rest: list[LogLine] = []
     current: dict[int, tuple[Stack, list[str]]] = {}  # of each rank
     blocks: list[tuple[Stack, list[str]]] = []
     for line in lines:
         stack, texts = current.get(line.rank, (None, [])) if line.rank is not None else (None, [])
-        begun, before = _begin_stack(line, with_py_spy)
+        begun, before = _begin_stack(line, with_py_spy, were_aborted)
         if begun is not None:
             rest += [replace(line, text=before)] if before else []
             current[begun.rank] = (begun, [])
@@ -116,7 +120,7 @@ def split_off(lines: Sequence[LogLine], *, with_py_spy: bool = False) -> tuple[l
     return rest, [_choose_stack(family) for family in by_rank.values()]
 
 
-def _begin_stack(line: LogLine, with_py_spy: bool) -> tuple[Stack | None, str]:
+def _begin_stack(line: LogLine, with_py_spy: bool, were_aborted: bool) -> tuple[Stack | None, str]:
     """The stack that begins in a line, and what stands before it: an open progress bar."""
     if header := HEADER.search(line.text):
         line, before = _cut(line, header)
@@ -125,6 +129,9 @@ def _begin_stack(line: LogLine, with_py_spy: bool) -> tuple[Stack | None, str]:
         ), before
     rank = line.rank
     if with_py_spy and rank is not None and line.stream == "stderr" and (header := PY_SPY.search(line.text)):
+        line, before = _cut(line, header)
+        return Stack(rank, line), before
+    if were_aborted and rank is not None and (header := ABORTED.search(line.text)):
         line, before = _cut(line, header)
         return Stack(rank, line), before
     return None, ""

@@ -284,6 +284,23 @@ def test_a_signal_that_a_person_sent_with_ddp_orch_is_the_cause(name: str) -> No
         assert (name in found.message) == (name != "SIG40")
 
 
+def test_the_stacks_that_a_person_asked_for_with_sigabrt_show_the_hang() -> None:
+    def aborted(rank: int, *frames: str) -> list[Line]:
+        texts = ["Fatal Python error: Aborted", "", "Thread 0x00007f8edf01cb80 (most recent call first):", *frames]
+        return [Line(100.0, "ab"[rank], rank, "stderr", 1, text) for text in texts]
+
+    barrier = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 4 in barrier'
+    backward = '  File "/x/site-packages/torch/autograd/graph.py", line 824 in backward'
+    lines = aborted(0, barrier, '  File "/w/t.py", line 32 in <module>')
+    lines += aborted(1, backward, '  File "/w/t.py", line 26 in <module>')
+    sent = {**KILLED, "signal": "SIGABRT", "what": "rank 1: killed by SIGABRT", "requested": True, "attempt": 1}
+    exits = {host: answer({**sent, "node": node, "rank": node}) for node, host in enumerate("ab")}
+    verdict = {**VERDICT, "first_failure": {**sent, "host": "b"}}
+    found = judge(lines, verdict, exits, {0: "a", 1: "b"}).findings[0]
+    assert (found.code, found.rank) == ("barrier-deadlock", 0)
+    assert any("t.py line 32" in text for text in found.evidence)
+
+
 @pytest.mark.parametrize("steps", [0, 9])
 def test_the_place_of_a_crash_is_shown_although_the_guard_has_recorded_its_signal(steps: int) -> None:
     crashed = {**KILLED, "signal": "SIGSEGV", "what": "rank 1: killed by SIGSEGV", "attempt": 1}

@@ -81,6 +81,8 @@ def add_sent_signal(suspects: Suspects, scene: Scene) -> Suspects:
     if first is None or first.line is None or (failed_at is not None and (first.at or 0.0) > failed_at + SAME_TIME):
         return suspects
     number = first.signal or 0
+    if number == signal.SIGABRT and scene.stacks:  # to see where the ranks are, which `add_hang_causes` tells
+        return suspects
     name = signal.Signals(number).name if number in set(signal.Signals) else "a signal"
     ended = name_ranks([exit_.rank for exit_ in sent if exit_.rank is not None])
     meaning = f"A person sent {name} with `ddp-orch signal`, which ended {ended}."
