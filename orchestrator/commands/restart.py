@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..answers.signaled import FINISH
 from ..checks.findings import render_line
-from ..errors import FindingsError, RunFailed, UsageError
+from ..errors import FindingsError, OrchError, RunFailed, UsageError
 from ..hosts.fleet import Fleet, fold_failures
 from ..inventory import advice
 from ..inventory.advice import complete_commands
@@ -20,8 +20,9 @@ from ..output.console import Console, fold
 from ..output.mask import hide_credentials
 from ..plan.plan import Plan
 from ..plan.snapshot import Snapshot
-from ..runs import ending, probe, recent, registry
+from ..runs import ending, launch, probe, recent, registry, stand_ins
 from ..runs.ending import KillTargets
+from ..runs.launch import LaunchContext
 from ..ssh.config import by_hand
 from . import code_watch
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
@@ -51,7 +52,7 @@ def restart(
         options = options if hosts is None else replace(options, hosts=hosts)
         again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
 
-        def stop(plan: Plan, snapshot: Snapshot | None) -> None:
+        def stop(plan: Plan, snapshot: Snapshot | None, context: LaunchContext) -> None:
             """Called when the new run is planned, so that a mistake in its command does not end the old one."""
             of_run = [host for host in inventory.machines if host.name in run.parts]
             left_out = {host for host in run.parts if host not in run.left} - {node.host.name for node in plan.nodes}
@@ -61,8 +62,11 @@ def restart(
                     "chooses others"
                 )
             if run.unfinished:
-                if not again.skip_check:
-                    _check_script(plan, snapshot, of_run, fleet)
+                try:
+                    _check_start(plan, snapshot, fleet, context, waits=again.wait or again.queue)
+                except OrchError:
+                    console.note(f"run {run.run_id} was not stopped: the new run could not start")
+                    raise
                 _stop(run, of_run, inventory, fleet, console)
             elif run.broken:
                 _kill(run, of_run, fleet)
@@ -73,20 +77,28 @@ def restart(
         return code_watch.watch(again, stop) if again.watch else up(again, before_start=stop)
 
 
-def _check_script(plan: Plan, snapshot: Snapshot | None, hosts: Sequence[Host], fleet: Fleet) -> None:
-    """Raises FindingsError if the new run could not start its script. A host that cannot tell is no reason."""
+def _check_start(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext, *, waits: bool) -> None:
+    """Raises an error if the new run lacks hosts, or could not start its script. `waits`: it would wait for the hosts.
+
+    What else a start checks may differ as soon as the old run has ended.
+    """
     script = probe.script_of(snapshot)
-    names = {host.name for host in hosts}
-    nodes = {node.host.name: node for node in plan.nodes if node.host.name in names}
+    nodes = {node.host.name: node for node in plan.nodes}
     asked = fleet.each(
-        [node.host for node in nodes.values()],
+        [node.host for node in plan.nodes],
         lambda host, session: probe.ask(session, probe.question(plan, nodes[host.name], script)),
-        "checking its script",
+        "checking the hosts and the script",
     )
+    if asked.failed and not waits and plan.inventory.any_of is None:
+        whole, known = stand_ins.take(
+            plan, asked, snapshot, fleet, context.timing, context.step, skip_check=context.skip_check
+        )
+        launch.drop_unreachable(whole, known, context)
     findings = [finding for finding in probe.check_hosts(plan, asked.done) if finding.code in CODES_OF_SCRIPT]
-    if findings:
-        lines = (complete_commands(by_hand(render_line(finding), hosts), plan.inventory.path) for finding in findings)
-        raise FindingsError("\n  ".join(["the new run would fail; the old one continues", *lines]))
+    if findings and not context.skip_check:
+        hosts, inventory = [node.host for node in plan.nodes], plan.inventory.path
+        lines = (complete_commands(by_hand(render_line(finding), hosts), inventory) for finding in findings)
+        raise FindingsError("\n  ".join(["the new run would fail", *lines]))
 
 
 def _is_another_file(given: str, known: str) -> bool:
@@ -126,7 +138,9 @@ def _stop(run: registry.Run, hosts: Sequence[Host], inventory: Inventory, fleet:
             console.warning(line)
         _kill(run, hosts, fleet)
     elif not any(answer.can_save for answer in results.done.values()):
-        console.note("its script does not handle run.snapshot_signal: it stops without a snapshot")
+        console.note("none of its ranks handles run.snapshot_signal now: it stops without a snapshot")
+    else:
+        console.note(f"it has up to {STOP_WINDOW / 60:.0f} min for that; Ctrl-C leaves the request to stop")
     deadline = time.monotonic() + run.grace + run.lease + STOP_WINDOW
     while True:
         listing = registry.find(fleet, hosts)

@@ -128,7 +128,7 @@ class Watch:
         return contextlib.nullcontext()
 
 
-BeforeStart = Callable[[Plan, "ship.Snapshot | None"], None]
+BeforeStart = Callable[[Plan, "ship.Snapshot | None", launch.LaunchContext], None]
 
 
 def up(
@@ -185,7 +185,7 @@ def up(
         command_to_continue=lambda run: options.command_to_restart(run, inventory.path),
     )
     if before_start:
-        before_start(plan, snapshot)
+        before_start(plan, snapshot, context)
     with open_fleet(inventory) as fleet:
         resolved = _launch(plan, snapshot, fleet, context, options, console)
         about = advice.AboutRun(plan.name, inventory.source or inventory.path)

@@ -231,8 +231,8 @@ def _finish_on_signal(run_id: str, hosts: Sequence[Host], fleet: Fleet, console:
         results = fleet.each(
             hosts, lambda _, session: session.request(FINISH, {"run_id": run_id, "by": f"{name} to ddp-orch"})
         )
-        if not all(answer.can_save for answer in results.done.values()):
-            console.warning("the script does not handle run.snapshot_signal: the run stops without a snapshot")
+        if results.done and not any(answer.can_save for answer in results.done.values()):
+            console.warning("no rank handles run.snapshot_signal now: the run stops without a snapshot")
         if not results.done:
             requested.clear()
             for line in fold_failures(results.failed):

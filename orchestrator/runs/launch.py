@@ -112,7 +112,7 @@ def check(
     Raises one error that lists the problems of all hosts.
     """
     if probed.failed:
-        plan = _drop_unreachable(plan, probed, context)
+        plan = drop_unreachable(plan, probed, context)
     for line in fold_messages({host: str(key) for host, key in fleet.take_other_keys().items()}):
         context.warn(line)
     findings = preflight.check_hosts(plan, probed.done)
@@ -149,7 +149,7 @@ def _show_code(code: Code, context: LaunchContext) -> None:
         context.step(excluded)
 
 
-def _drop_unreachable(plan: Plan, probed: Results[Any], context: LaunchContext) -> Plan:
+def drop_unreachable(plan: Plan, probed: Results[Any], context: LaunchContext) -> Plan:
     """The plan without the hosts that are unreachable. Raises if spares and run.nnodes do not make up for them."""
     smaller = planning.without(plan, probed.failed)
     if smaller is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):

@@ -30,7 +30,7 @@ time.sleep(1e6)
 
 @pytest.mark.timeout(240)
 def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: Lab) -> None:
-    inventory = lab2.inventory(run={"launcher": "direct", "grace": 2})
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 2}, ssh={"connect_timeout": 3})
     first = start(lab2, inventory, "--name", "job", "-e", "COLOUR=blue", "--", script(lab2, RESUMES))
     wait_until(lambda: len(lines_of(lab2, inventory, first, "--grep", "begins")) == 2, 60, "both ranks have begun")
     inventory.write_text(inventory.read_text() + "\n# a comment\n")
@@ -42,6 +42,10 @@ def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: 
     (code(lab2) / "train.py").unlink()
     ok(orch(lab2, "restart", "job", "-d", "-i", inventory), 2)
     script(lab2, RESUMES)
+    lab2.hosts[1].cut("ssh")
+    away = ok(orch(lab2, "restart", "job", "-d", "-i", inventory), 4).stderr
+    assert f"run {first} was not stopped" in away and "--hosts '!node-1'" in away
+    lab2.hosts[1].heal()
     assert runs(lab2, inventory)[first]["state"] == "running"
     again = ok(orch(lab2, "restart", "job", "-d", "--set", "run.max_restarts=3", "-i", inventory))
     assert "has changed since" in again.stderr
@@ -140,4 +144,21 @@ def test_a_restart_without_a_host_that_is_off_is_advised_as_a_restart(lab2: Lab)
     lab2.hosts[1].sshd_start()
     advised = f"run: ddp-orch restart {first} --detach --hosts '!node-1' --set run.max_restarts=3 -i {inventory}"
     assert advised in refused
+    assert_clean(lab2)
+
+
+BEGINS_LATE = """
+import time
+time.sleep(1e6)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_run_whose_ranks_have_just_begun_is_restarted_at_once(lab2: Lab) -> None:
+    """Nobody has looked yet whether they handle the signal, and they do not."""
+    inventory = lab2.inventory(run={"grace": 1})
+    first = start(lab2, inventory, "--name", "job", "--", script(lab2, BEGINS_LATE))
+    again = ok(orch(lab2, "restart", "job", "-d", "-i", inventory, timeout=60)).stdout.split()[0]
+    assert runs(lab2, inventory)[first]["state"] == "stopped"
+    ok(orch(lab2, "kill", again, "-i", inventory))
     assert_clean(lab2)

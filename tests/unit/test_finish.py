@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node.gang.finish import LEAST_LEAD, REQUEST_WINDOW, Finish, Step
+from orchestrator.node.gang.finish import LEAST_LEAD, OTHERS_WINDOW, REQUEST_WINDOW, Finish, Step
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,19 @@ def test_a_run_is_stopped_as_soon_as_it_has_saved() -> None:
 def test_a_script_that_cannot_save_is_not_waited_for() -> None:
     finish = Finish(None, 30.0)
     finish.ask("ann", 10.0, can_save=False)
-    assert finish.step(10.0, 1, is_saved=False) is Step.STOP
+    finish.ask("ann", 11.0, can_save=False)  # each host says so, again and again
+    assert finish.step(10.0, 1, is_saved=False) is Step.SIGNAL
+    assert finish.step(10.0 + OTHERS_WINDOW, 1, is_saved=False) is Step.STOP
+
+
+def test_a_script_that_saves_on_one_host_is_waited_for_whichever_host_speaks_first() -> None:
+    """A spare, or a host whose ranks have no handler, must not end the run before rank 0 has saved."""
+    finish = Finish(None, 30.0)
+    for at, can_save in ((10.0, False), (10.5, True), (11.0, False)):
+        finish.ask("ann", at, can_save=can_save)
+    assert finish.step(10.5, 1, is_saved=False) is Step.SIGNAL
+    assert finish.step(10.5 + REQUEST_WINDOW - 1, 1, is_saved=False) is None
+    assert finish.step(11.0, 1, is_saved=True) is Step.STOP
 
 
 def test_a_request_waits_no_longer_than_its_window_and_the_walltime() -> None:

@@ -12,6 +12,7 @@ WALLTIME = "run.walltime"  # asks for the end, if nobody else does
 LEAST_LEAD, LEAD_SHARE = 60.0, 0.05
 STEP_LEAD, LEAD_FACTOR = 30.0, 2.0
 REQUEST_WINDOW = 600.0  # s to wait for the snapshot that somebody asked for
+OTHERS_WINDOW = 2.0  # s for a host to say that its ranks can save one, after another has said that its own cannot
 
 
 class Step(enum.Enum):
@@ -31,6 +32,7 @@ class Finish:
         self._walltime = walltime
         self._grace = grace
         self._stops_at = float("inf")
+        self._can_save = False  # a host has said so
         self._signaled = 0  # the attempt whose ranks were signaled
 
     def begin(self, at: float) -> None:
@@ -47,9 +49,12 @@ class Finish:
         return min(lead, walltime / 2)  # of a short walltime, the script should have a part too
 
     def ask(self, by: str, at: float, *, can_save: bool) -> None:
-        """Somebody wants it now. `can_save`: the ranks have a handler for the signal."""
+        """Somebody wants it now, as each host says. `can_save`: it has ranks, which have a handler for the signal."""
         if self.request is None:
-            self.request = Request(by, min(self._stops_at, at + REQUEST_WINDOW) if can_save else at)
+            self.request = Request(by, min(self._stops_at, at + OTHERS_WINDOW))
+        if can_save and not self._can_save:
+            self._can_save = True
+            self.request = self.request._replace(until=min(self._stops_at, at + REQUEST_WINDOW))
 
     def step(self, now: float, attempt: Optional[int], is_saved: bool) -> Optional[Step]:
         """What is due. `attempt`: the one that is running, None if there is none. `is_saved`: since the signal."""

@@ -361,7 +361,8 @@ class Guard:
         """Have the gang save a snapshot, by that signal to the ranks, and then stop the run."""
         known = self._attempts.signal_ranks(number, None, only_if_caught=True, dry=True)
         if self._finish is None:
-            self._finish = {"by": messages.one_line(by), "can_save": not known["uncaught"]}
+            can_save = bool(known["ranks"]) and not known["uncaught"]  # a spare, or a host whose ranks begin, cannot
+            self._finish = {"by": messages.one_line(by), "can_save": can_save}
         self._send_status()
         return {"can_save": self._finish["can_save"]}
 
