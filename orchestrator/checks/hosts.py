@@ -40,16 +40,19 @@ def check_hosts(
     facts: Mapping[str, Facts],
     hellos: Mapping[str, Hello],
     clocks: Mapping[str, tuple[float, float]] | None = None,
+    absent: Mapping[str, python.Absence] | None = None,
 ) -> tuple[Finding, ...]:
     """The findings about all hosts of the plan that have facts, errors first.
 
     By host: `facts`, the answer of its probe; `hellos`, the first answer of its node program; `clocks`, the least and
-    the most seconds by which its clock may be ahead of the controller's.
+    the most seconds by which its clock may be ahead of the controller's. `absent`, by module: what is known about those
+    that hosts lack.
     """
     findings = Findings()
     machines = [node for node in plan.nodes if node.host.name in facts]
     nodes = [node for node in machines if not node.host.witness]  # those that may get ranks
-    python.check_pythons(plan, nodes, {node.host.name: facts[node.host.name] for node in nodes}, findings)
+    of_nodes = {node.host.name: facts[node.host.name] for node in nodes}
+    python.check_pythons(plan, nodes, of_nodes, absent or {}, findings)
     for node in machines:
         fact = facts[node.host.name]
         _state_folder(node, hellos[node.host.name], findings)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ..answers.facts import Facts, NoPython, Python
+from ..answers.facts import Facts, NoPython, Python, Script
 from ..inventory.container import has_image
 from ..output.finding import Severity
 from ..plan.plan import Node, Plan
@@ -38,7 +39,19 @@ PACKAGES = {
 """Names on PyPI that differ from those in an import."""
 
 
-def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:
+@dataclass(frozen=True)
+class Absence:
+    """Why the hosts lack a module that is code of the user's."""
+
+    what: str
+    """What the module is, as in `not sent`."""
+    fix: str
+
+
+def check_pythons(
+    plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], absent: Mapping[str, Absence], findings: Findings
+) -> None:
+    """`absent`: what is known about modules that hosts lack, by name."""
     pythons: dict[str, Python] = {}
     for node in nodes:
         name, python = node.host.name, facts[node.host.name].python
@@ -65,7 +78,7 @@ def check_pythons(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], fin
     containers.check_containers(nodes, facts, head, findings)
     _versions(pythons, head, findings)
     without_workdir = {name for name, fact in facts.items() if fact.workdir is False}
-    _scripts({name: python for name, python in pythons.items() if name not in without_workdir}, findings)
+    _scripts({name: python for name, python in pythons.items() if name not in without_workdir}, absent, findings)
     machines = {name: str(facts[name].machine) for name in pythons}
     fix = "use an environment for each architecture: set `python` and `setup` of the host"
     findings.differ("warning", "cpu-arch-mismatch", "architecture", machines, head, fix, "uname -m")
@@ -152,7 +165,7 @@ def _install_torch(executable: str, version: str, forced: bool) -> str:
     return f"install the same torch on all hosts: {command}"
 
 
-def _scripts(pythons: Mapping[str, Python], findings: Findings) -> None:
+def _scripts(pythons: Mapping[str, Python], absent: Mapping[str, Absence], findings: Findings) -> None:
     scripts = {name: python.script for name, python in pythons.items() if python.script}
     for name, script in scripts.items():
         if script.absent:
@@ -163,17 +176,26 @@ def _scripts(pythons: Mapping[str, Python], findings: Findings) -> None:
             command = f"{shell_word(pythons[name].executable)} -m py_compile {shell_word(script.path)}"
             message = f"the script does not compile: {script.error}"
             findings.add("error", "script-import-error", name, message, "fix that line", command)
-    missing: dict[tuple[str, ...], list[str]] = {}  # modules, by the hosts that lack them
+    _missing_modules(pythons, scripts, absent, findings)
+
+
+def _missing_modules(
+    pythons: Mapping[str, Python], scripts: Mapping[str, Script], absent: Mapping[str, Absence], findings: Findings
+) -> None:
+    missing: dict[tuple[tuple[str, ...], Absence | None], list[str]] = {}  # modules, by the hosts that lack them
     for module in sorted({module for script in scripts.values() for module in script.missing} - {"torch"}):
         hosts = tuple(name for name, script in scripts.items() if module in script.missing)
-        missing.setdefault(hosts, []).append(module)  # torch has a finding of its own
-    for hosts, modules in missing.items():
+        missing.setdefault((hosts, absent.get(module)), []).append(module)  # torch has a finding of its own
+    for (hosts, absence), modules in missing.items():
         code = "script-import-error" if len(hosts) == len(scripts) else "missing-module-on-host"
         program, executable = scripts[hosts[0]].path, pythons[hosts[0]].executable
         names, are = ", ".join(modules), "is" if len(modules) == 1 else "are"
         what = f"{program}: {names}" if program.startswith("-m ") else f"the script imports {names}, which"
+        check = f'{shell_word(executable)} -c "import {", ".join(modules)}"'
+        if absence is not None:
+            findings.add("error", code, hosts, f"{what} {are} {absence.what}", absence.fix, check)
+            continue
         packages = " ".join(shell_word(PACKAGES.get(module, module)) for module in modules)
         install = f"{shell_word(executable)} -m pip install {packages}"
         fix = f"run there: {install}, or set `python` or `setup` to another environment"
-        check = f'{shell_word(executable)} -c "import {", ".join(modules)}"'
         findings.add("error", code, hosts, f"{what} {are} not installed there", fix, check)

@@ -45,6 +45,7 @@ receiving    downloads files (`fetch`)
 code_places  keeps files apart that different runs have written beside their code
 local_code   finds the line of a traceback in the files here
 missing_modules  says how to install a module that the ranks could not import
+unsent_modules  explains why a module from here is not on the hosts
 kept_back    explains why a file from here was not sent
 diagnose     collects what the hosts know about a run, for orchestrator/diagnosis
 """

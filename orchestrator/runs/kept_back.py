@@ -14,7 +14,7 @@ from pathlib import Path
 from ..diagnosis.engine import Diagnosis
 from ..output.finding import Finding
 from ..plan import import_roots, snapshot
-from . import recent
+from . import recent, unsent_modules
 
 CODES = ("dataset-missing", "file-missing-on-host")
 IMPORT_CODES = ("missing-module-on-host", "script-import-error")
@@ -67,10 +67,12 @@ def _explain_import(finding: Finding, folder: Path, sync_base: Path, words: Sequ
     root = import_roots.find_root(module, folder) if module is not None else None
     frame = next((match["path"] for match in map(_FRAME.match, finding.evidence) if match), None)
     file = _file_here(frame, folder) if frame is not None else None
-    if module is None or root is None or file is None or file.parent == Path(os.path.normpath(folder / root)):
+    if module is None or root is None or file is None:
         return finding
-    if why := snapshot.why_not_sent(folder, f"{root}/{module.partition('.')[0]}", sync_base):
+    if why := _why_not_sent(module, folder / root, folder, sync_base):
         return replace(finding, code="script-import-error", confidence="high", fix=why)
+    if file.parent == Path(os.path.normpath(folder / root)):
+        return finding
     script = os.path.relpath(file, folder)
     installed = " Some hosts have another copy of it among those." if finding.code == "missing-module-on-host" else ""
     message = (
@@ -79,6 +81,14 @@ def _explain_import(finding: Finding, folder: Path, sync_base: Path, words: Sequ
     )
     fix = import_roots.advise(root, script if script in map(os.path.normpath, words) else None)
     return replace(finding, code="script-import-error", confidence="high", message=message, fix=fix)
+
+
+def _why_not_sent(module: str, root: Path, folder: Path, sync_base: Path) -> str | None:
+    """Of the package, or of the module in it: a rule may exclude only some files."""
+    *packages, last = module.split(".")
+    if packages and (why := snapshot.why_not_sent(folder, os.path.relpath(root / packages[0], folder), sync_base)):
+        return why
+    return unsent_modules.why_not_sent(last, root.joinpath(*packages), folder, sync_base)
 
 
 def _script_words(run_id: str) -> Sequence[str]:

@@ -21,6 +21,7 @@ from ..inventory.model import Keep, Notify
 from ..output.finding import Finding
 from ..plan.plan import Node, Plan
 from ..plan.snapshot import Snapshot
+from . import unsent_modules
 
 MAX_SOURCE = 1 << 20  # bytes of a script that is sent to be compiled
 
@@ -134,9 +135,11 @@ def ask(session: Session, question: Arguments) -> Probed:
 
 def check_hosts(plan: Plan, probed: Mapping[str, Probed]) -> tuple[Finding, ...]:
     """The findings about the hosts that answered, errors first."""
+    facts = {name: host.facts for name, host in probed.items()}
     return hosts.check_hosts(
         plan,
-        {name: host.facts for name, host in probed.items()},
+        facts,
         {name: host.hello for name, host in probed.items()},
         {name: host.clock_ahead for name, host in probed.items()},
+        unsent_modules.explain(plan, facts),
     )

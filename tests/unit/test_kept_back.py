@@ -119,6 +119,18 @@ def test_a_module_beside_the_folder_of_a_script_without_a_repository_is_not_sent
     assert "`git init`" in explained(finding).fix
 
 
+@pytest.mark.parametrize(("rule", "module"), [("data/", "data.loader"), ("loader.py", "data.loader"), ("mi*", "mine")])
+def test_a_module_beside_the_file_that_imports_it_may_be_kept_back(project: Path, rule: str, module: str) -> None:
+    for name in ("data/loader.py", "data/other.py", "data/__init__.py", "mine.py"):
+        (project / name).write_text("")
+    (project / ".gitignore").write_text(f"{rule}\n")
+    subprocess.run(("git", "init", "--quiet"), cwd=project, check=True)
+    frame = IN_SCRIPTS.replace("scripts/", "")
+    error = f"ModuleNotFoundError: No module named '{module}'"
+    found = explained(replace(MISSING, code="script-import-error", evidence=(frame, error)))
+    assert f"({rule})" in found.fix
+
+
 def test_arguments_that_name_files_which_are_kept_back_are_warned_of(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

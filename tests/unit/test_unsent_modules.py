@@ -1,0 +1,89 @@
+"""A module that the hosts lack is code on this machine: no package of that name is to be installed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from host_facts import PYTHON, decoded, facts
+
+from orchestrator.answers.decode import decode
+from orchestrator.answers.hello import Hello
+from orchestrator.inventory import model
+from orchestrator.output.finding import Finding
+from orchestrator.plan import entrypoint, plan
+from orchestrator.runs import probe
+
+HELLO = {"codes": [], "boot_id": "b", "machine_id": "m", "state_inode": [1, 1], "host": "a"}
+
+
+def found(folder: Path, module: str, *words: str, run: str = "{}") -> Finding:
+    (folder / "inventory.yaml").write_text(f"hosts: [a]\nrun: {run}\n")
+    inventory = model.load(str(folder / "inventory.yaml"))
+    command, snapshot = entrypoint.find(inventory, words)
+    assert snapshot is not None
+    code = plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 1, 1)
+    made = plan.make(inventory, run_id="R", name="R", command=command, code=code, env={}, debug=False)
+    script = probe.script_of(snapshot)
+    assert script is not None and module not in script["local"]
+    lacks = {**PYTHON, "script": {"path": script["path"], "absent": None, "error": None, "missing": [module]}}
+    probed = probe.Probed(decoded(facts(python=lacks)), decode(Hello, HELLO, "hello"), (0.0, 0.1))
+    (finding,) = probe.check_hosts(made, {"a": probed})
+    assert finding.code == "script-import-error"
+    return finding
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path.resolve() / "project"
+    for name in ("train.py", "scripts/train.py", "src/deep.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    subprocess.run(("git", "init", "--quiet"), cwd=folder, check=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ignored", "file", "script", "sync"),
+    [
+        ("data/", "data/loader.py", "train.py", "[auto, data]"),
+        ("data/*", "data/loader.py", "train.py", "[auto, data/loader.py]"),
+        ("utils.py", "utils.py", "train.py", "[auto, utils.py]"),
+        ("utils.py", "scripts/utils.py", "scripts/train.py", "[auto, scripts/utils.py]"),
+    ],
+)
+def test_a_module_that_git_ignores_is_named_with_the_rule(
+    project: Path, ignored: str, file: str, script: str, sync: str
+) -> None:
+    (project / file).parent.mkdir(exist_ok=True)
+    (project / file).write_text("")
+    (project / ".gitignore").write_text(f"{ignored}\n")
+    module = "data" if "data" in file else "utils"
+    finding = found(project, module, script)
+    assert f"({ignored})" in finding.fix and sync in finding.fix and "pip" not in finding.fix
+    assert "not sent" in finding.message
+
+
+def test_a_module_that_the_list_of_what_to_send_lacks_is_named(project: Path) -> None:
+    (project / "utils.py").write_text("")
+    assert "run.sync: [src, utils.py]" in found(project, "utils", "train.py", run="{sync: [src]}").fix
+
+
+def test_a_module_above_the_repository_is_said_not_to_be_in_it(project: Path) -> None:
+    (project.parent / "common.py").write_text("")
+    fix = found(project, "common", "train.py").fix
+    assert "../common.py" in fix and "Copy it" in fix and "pip" not in fix
+
+
+def test_a_module_elsewhere_in_the_code_needs_a_path(project: Path) -> None:
+    assert "PYTHONPATH=src" in found(project, "deep", "train.py").fix
+
+
+def test_a_mistyped_name_of_a_module_of_the_code_is_corrected(project: Path) -> None:
+    (project / "utils.py").write_text("")
+    (project / "ops.py").write_text("")
+    fix = found(project, "utlis", "train.py").fix
+    assert "mean utils," in fix and "pip" not in fix
+    assert "pip install einops" in found(project, "einops", "train.py").fix
