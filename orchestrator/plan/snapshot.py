@@ -34,6 +34,8 @@ _CREDENTIAL = re.compile(
 
 _TORCH = re.compile(rb"\btorch\b")
 
+SMALL = 100
+"""A file that is so many times smaller than the largest one does not matter."""
 AUTO = "auto"  # in run.sync, alone or as one of the paths
 Sync = Literal["auto", "none"] | tuple[str, ...]
 
@@ -332,7 +334,8 @@ class _Collection:
 
     def _too_much(self, limit: str) -> UsageError:
         largest = sorted(self.files, key=lambda file: (-file.size, file.path))[:5]
-        named = ", ".join(f"{shown(file.path)} ({file.size / 1e6:.1f} MB)" for file in largest)
+        large = [file for file in largest if file.size * SMALL >= largest[0].size]
+        named = ", ".join(f"{shown(file.path)} ({file.size / 1e6:.1f} MB)" for file in large)
         return UsageError(f"{shown(self._root)}: the code to send exceeds {limit}; largest: {named}; {INSTEAD}")
 
 
