@@ -34,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     hidden_modules.explain_import,
     unreadable_files.find_unreadable_file,
     devices.check_device_ordinals,
+    devices.explain_missing_nccl,
     devices.check_gpu_memory,
     connections.check_loopback,
     connections.check_timeouts,

@@ -150,6 +150,11 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         {"nproc-exceeds-gpus 76 b 2"},
         {"global-rank-as-device 76 b 2"},
     ),
+    devices.explain_missing_nccl: (
+        Case({"a": tag(0, RAISED + "RuntimeError: Distributed package doesn't have NCCL built in\n")}),
+        set(),
+        set(),
+    ),
     devices.check_gpu_memory: (
         Case(
             {

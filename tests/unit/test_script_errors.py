@@ -146,6 +146,7 @@ WEIGHTS_ONLY = "_pickle.UnpicklingError: Weights only load failed. WeightsUnpick
             "script-exception",
             "Fix",
         ),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "no-gpu-visible", '"gloo"'),
         ("ImportError: attempted relative import beyond top-level package", "script-import-error", "-m PACKAGE.MODULE"),
         (
             "ImportError: cannot import name 'A' from partially initialized module 'b'",

@@ -25,6 +25,11 @@ FIND_MEMORY = (
     "shorter samples, load on one rank or with mmap."
 )
 MIG = re.compile(r"\bMIG\b|MIG-")
+WITHOUT_NCCL = re.compile(r"(?i)distributed package doesn't have nccl|not compiled with nccl")
+USE_GLOO = (
+    'On hosts without GPUs, call init_process_group("gloo"), or leave out the backend: torch chooses. On hosts with '
+    "GPUs, install a torch with CUDA; `ddp-orch check` shows the torch of each host."
+)
 RANK_AS_DEVICE = re.compile(
     r"(?:set_device|\.cuda|\.to)\((?:args\.|self\.)?(?:global_)?rank\)|cuda:\{?(?:args\.|self\.)?(?:global_)?rank\b"
 )
@@ -49,6 +54,15 @@ def check_device_ordinals(suspects: Suspects, scene: Scene) -> Suspects:
     if head_is_well or RANK_AS_DEVICE.search(scene.text):
         return map_code(suspects, "nproc-exceeds-gpus", lambda suspect: replace(suspect, code="global-rank-as-device"))
     return suspects
+
+
+def explain_missing_nccl(suspects: Suspects, scene: Scene) -> Suspects:
+    """A torch without CUDA has no NCCL: the backend or the torch is wrong. It changes words only."""
+
+    def explain(suspect: Suspect) -> Suspect:
+        return replace(suspect, fix=USE_GLOO) if WITHOUT_NCCL.search(suspect.line.text) else suspect
+
+    return map_code(suspects, "no-gpu-visible", explain)
 
 
 def check_gpu_memory(suspects: Suspects, scene: Scene) -> Suspects:
