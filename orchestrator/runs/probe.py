@@ -57,6 +57,9 @@ def question(plan: Plan, node: Node, script: Arguments | None, *, keep: Keep | N
     port = "auto" if host.witness else plan.inventory.run.rdzv.port
     if host.witness:
         script = None
+    if script is not None and plan.code is not None and not host.workdir:
+        folders = unsent_modules.search_path(plan.code, node.env.get("PYTHONPATH", ""))
+        script = {**script, "local": sorted({*script["local"], *folders})}
     return {
         "setup": list(host.setup),
         "python": host.python,

@@ -29,6 +29,18 @@ def explain(plan: Plan, facts: Mapping[str, Facts]) -> dict[str, Absence]:
     return {module: absence for module, absence in found.items() if absence}
 
 
+def search_path(code: Code, path: str) -> set[str]:
+    """The modules in those folders of PYTHONPATH that are in the code: the hosts do not have it when they are asked."""
+    workdir = Path(code.root) / code.cwd
+    folders = [workdir / word for word in path.split(":") if word and not Path(word).is_absolute()]
+    return {file.parts[len(folder.parts)].partition(".")[0] for folder in folders for file in _python_files(folder)}
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    yield from folder.glob("*.py")
+    yield from folder.glob("*/*.py")
+
+
 def why_not_sent(module: str, folder: Path, workdir: Path, sync_base: Path) -> str | None:
     """Why a module in `folder` on this machine is not sent, and how to send it; None if no rule excludes it."""
     for path in _files(module, folder):

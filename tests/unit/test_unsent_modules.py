@@ -81,6 +81,14 @@ def test_a_module_elsewhere_in_the_code_needs_a_path(project: Path) -> None:
     assert "PYTHONPATH=src" in found(project, "deep", "train.py").fix
 
 
+def test_modules_in_a_folder_that_pythonpath_names_are_not_asked_for(project: Path) -> None:
+    code = plan.Code("", ".", str(project), 1, 1)
+    inventory = model.parse("hosts: [{name: a, env: {PYTHONPATH: 'src:/opt'}}]", "inventory.yaml")
+    made = plan.make(inventory, run_id="R", name="R", command=("-u", "t.py"), code=code, env={}, debug=False)
+    asked = probe.question(made, made.nodes[0], {"path": "t.py", "source": "import deep", "local": ["t"]})
+    assert asked["script"] == {"path": "t.py", "source": "import deep", "local": ["deep", "t"]}
+
+
 def test_a_mistyped_name_of_a_module_of_the_code_is_corrected(project: Path) -> None:
     (project / "utils.py").write_text("")
     (project / "ops.py").write_text("")
