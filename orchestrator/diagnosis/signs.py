@@ -10,6 +10,7 @@ from ..output.finding import Confidence
 from . import hangs
 from .causes import Cause, Knowledge, Signature
 from .exits import Exit
+from .rules.hidden_modules import hiding_file
 from .scene import Scene, host_or_source
 from .suspects import DECISIVE, ENDING, SPECIFIC, Suspect, Suspects
 from .tracebacks import INSTALLED, OF_COMMAND, OF_LAUNCHER, TRIED, LoggedException
@@ -214,7 +215,8 @@ def _check_exception(exception: LoggedException, scene: Scene, knowledge: Knowle
             refusal = _suspect("script-bad-argument", SPECIFIC, exception.line, scene, exception)
             yield replace(refusal, confidence="medium", why="the launcher itself refuses to start")
             return
-        if exception.agent or peers or exception.kind.endswith(ENDS):
+        own = exception.agent and hiding_file(exception) is not None  # the launcher imports torch as well
+        if not own and (exception.agent or peers or exception.kind.endswith(ENDS)):
             yield from suspects
             yield from _check_before_cleanup(exception, scene, knowledge)
             if _is_of_own_service(exception):

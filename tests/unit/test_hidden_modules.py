@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.diagnosis import transcript
@@ -22,6 +24,7 @@ def first_of(error: str, *frames: tuple[str, str]) -> Finding:
 BY_SCRIPT = (f"{HERE}train.py", "import torch")
 BY_TORCH = (f"{PACKAGES}torch/cuda/_utils.py", "from cuda.bindings import (  # pyrefly: ignore[missing-import]")
 INIT = (f"{PACKAGES}torch/__init__.py", "_C._initExtension(_manager_path())")
+BY_NN = (f"{PACKAGES}torch/nn/__init__.py", "from torch.nn.parameter import (  # usort: skip")
 BY_SYMPY = (f"{PACKAGES}sympy/core/sympify.py", "import mpmath.libmp as mlib")
 SYMBOLS = (f"{PACKAGES}torch/fx/experimental/symbolic_shapes.py", "from sympy import S")
 NO_ZEROS = (
@@ -58,6 +61,17 @@ def test_a_file_that_hides_a_module_is_named(error: str, frames: list[tuple[str,
     first = first_of(error, *frames)
     assert (first.code, first.confidence) == ("script-import-error", "high")
     assert file in first.message and file in first.fix
+
+
+def test_a_file_that_breaks_torchrun_itself_is_named() -> None:
+    frames = [("<frozen runpy>", ""), INIT, BY_TORCH, (f"{HERE}cuda.py", "from torch import nn"), BY_NN]
+    text = "Traceback (most recent call last):\n" + "".join(
+        f'  File "{path}", line 9, in <module>\n    {code}\n' for path, code in frames
+    )
+    lines = transcript.parse_logs([("gpu-01.log", text + NO_ZEROS + "\n")])
+    first = diagnose([replace(line, agent=True) for line in lines]).findings[0]
+    assert (first.code, first.confidence) == ("script-import-error", "high")
+    assert "cuda.py" in first.fix
 
 
 def test_where_torch_swallows_the_error_of_the_file_its_kind_is_named() -> None:

@@ -58,7 +58,7 @@ def _explain(suspect: Suspect) -> Suspect:
     if exception is None:
         return suspect
     for source in (*exception.chain, exception):
-        file = _hiding_file(source)
+        file = hiding_file(source)
         if file:
             meaning = f"{file}, a file of yours, hides the module of that name from the packages that import it."
             return _hidden(suspect, source, meaning, RENAME.format(file))
@@ -75,7 +75,7 @@ def _hidden(suspect: Suspect, source: LoggedException, meaning: str, fix: str) -
     return replace(suspect, code=code, level=level, line=line, confidence="high", why="", meaning=meaning, fix=fix)
 
 
-def _hiding_file(exception: LoggedException) -> str | None:
+def hiding_file(exception: LoggedException) -> str | None:
     """The name of the file that a package has imported in place of a module."""
     if not exception.places:
         return None
