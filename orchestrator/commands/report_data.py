@@ -15,6 +15,7 @@ from ..node.serve.figures import figures as figures_in
 from ..output.lines import Line, Mask, presentable, rfc3339
 from ..output.span import ALL, Span
 from ..runs import registry, timeline
+from ..runs.bad_loss import BadLoss
 from .describe import command_of, describe_commit
 
 WAYS: tuple[Way, ...] = ("received", "sent")
@@ -66,6 +67,10 @@ class Report:
     """Of ddp-orch."""
     last_step: float | None = None
     """The newest step that a rank has printed; None: no rank printed steps."""
+    last_loss: float | str | None = None
+    """Of the first rank of the newest attempt that printed one; "nan", "inf" and "-inf" are texts."""
+    bad_loss: str = ""
+    """Since which line the loss is not finite, as `up` warns of it; "": it is."""
     since: str | None = None
     """If set, `training`, `machines` and `log` begin there, and end at `until`."""
     until: str | None = None
@@ -94,7 +99,9 @@ def make(
     assert spec is not None
     entries = timeline.history(run, head)
     began = entries[0].at if entries else min((line.at for line in figures), default=0.0)
-    values = _count_on(_figures(figures))
+    printed = [(line, figures_in(line.text)) for line in figures if line.rank is not None]
+    values = _count_on(_finite(printed))
+    losses = _newest_losses(printed)
     training = _training(values, began)
     first = first_failure(run, records)
     return Report(
@@ -130,6 +137,8 @@ def make(
         log=_log(log, mask),
         commit=describe_commit(spec.code) if isinstance(spec.code, Mapping) else "",
         last_step=_last_step(values),
+        last_loss=_last_loss(losses),
+        bad_loss=_describe_bad_loss(losses, mask),
         since=None if span.first is None else rfc3339(span.first),
         until=None if span.last is None else rfc3339(span.last),
     )
@@ -202,13 +211,30 @@ def _describe_host(name: str, record: Record, run: Part, spec: Spec, mask: Mask)
     }
 
 
-def _figures(lines: Sequence[Line]) -> list[tuple[Line, dict[str, float]]]:
-    """The lines of ranks, each with the figures in it that are numbers."""
-    return [
-        (line, {name: value for name, value in figures_in(line.text).items() if math.isfinite(value)})
-        for line in lines
-        if line.rank is not None
-    ]
+def _finite(printed: Sequence[tuple[Line, dict[str, float]]]) -> list[tuple[Line, dict[str, float]]]:
+    """The lines with the figures that a curve can show."""
+    return [(line, {name: value for name, value in values.items() if math.isfinite(value)}) for line, values in printed]
+
+
+def _newest_losses(printed: Sequence[tuple[Line, dict[str, float]]]) -> list[tuple[Line, float]]:
+    """The losses of the newest attempt that has any, in the order in which they were printed."""
+    losses = [(line, values["loss"]) for line, values in printed if "loss" in values]
+    attempt = max((line.attempt for line, _ in losses), default=0)
+    return sorted((loss for loss in losses if loss[0].attempt == attempt), key=lambda loss: loss[0].at)
+
+
+def _last_loss(losses: Sequence[tuple[Line, float]]) -> float | str | None:
+    newest = {line.rank: loss for line, loss in losses if line.rank is not None}
+    if not newest:
+        return None
+    loss = newest[min(newest)]
+    return loss if math.isfinite(loss) else str(loss)
+
+
+def _describe_bad_loss(losses: Sequence[tuple[Line, float]], mask: Mask) -> str:
+    watch = BadLoss()
+    watch.push([line for line, _ in losses], 0.0)
+    return presentable(watch.describe(), False, mask)
 
 
 def _count_on(figures: Sequence[tuple[Line, dict[str, float]]]) -> list[tuple[Line, dict[str, float]]]:

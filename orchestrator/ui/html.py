@@ -107,6 +107,7 @@ def render(report: Mapping[str, Any]) -> str:
         f"<title>{escape(title)}: {state}</title><style>{STYLE}{log_section.STYLE}</style></head><body>",
         f'<h1>{escape(title)} <span class="state {state}">{state}</span></h1>',
         _diagnosis(report["diagnosis"], report["state"]),
+        _bad_loss(report),
         _tiles(report, training),
         _attempts(report),
         NAVIGATION,
@@ -215,7 +216,10 @@ def _tiles(report: Mapping[str, Any], training: Mapping[str, Any]) -> str:
     ended = f"{report['ended_at'][:19].replace('T', ' ')}" if report["ended_at"] else ""
     newest_loss = _newest(training["loss"])
     step = report["last_step"]
-    loss_name = "last loss" if step is not None or newest_loss is None else f"last loss, after {newest_loss[0]:.0f} s"
+    loss = report["last_loss"]
+    loss_name = "last loss"
+    if step is None and newest_loss is not None and isinstance(loss, float):
+        loss_name += f", after {newest_loss[0]:.0f} s"
     rates = list(training["throughput"].values())
     tiles = {
         "started (UTC)": report["started_at"][:19].replace("T", " "),
@@ -225,7 +229,7 @@ def _tiles(report: Mapping[str, Any], training: Mapping[str, Any]) -> str:
         "hosts": str(len(report["hosts"])),
         "ranks": str(report["ranks"]),
         "last step": "" if step is None else f"{step:g}",
-        loss_name: "" if newest_loss is None else f"{newest_loss[1]:.4g}",
+        loss_name: f"{loss:.4g}" if isinstance(loss, float) else loss or "",
         "samples/s": short(rates[-1][-1][1]) if rates else "",
         "GPU hours": _gpu_hours(report),
         "started by": report["by"],
@@ -316,6 +320,11 @@ def _diagnosis(diagnosis: Mapping[str, Any], state: str) -> str:
         table = _table(("hosts", "ranks", "what"), rows, narrow=False)
         parts.append(f"<details><summary>Consequences</summary>{table}</details>")
     return "".join(parts)
+
+
+def _bad_loss(report: Mapping[str, Any]) -> str:
+    text = report["bad_loss"]
+    return f'<div class="cause"><strong>warning: {escape(text)}</strong></div>' if text else ""
 
 
 def _consequences(consequences: Sequence[Mapping[str, Any]]) -> Iterable[Sequence[Any]]:

@@ -363,6 +363,20 @@ def test_figures_of_a_rank_without_steps_belong_to_the_newest_step_of_any_rank()
     assert made.training["loss"]["attempt 1, rank 0"] == ((10, 4), (20, 3))
 
 
+def test_a_loss_that_is_not_finite_is_the_last_one_and_the_page_begins_with_it() -> None:
+    made = of_lines("step 8 loss 0.6586", "step 16 loss nan", "step 24 loss nan")
+    assert (made.last_loss, tiles(made)["last loss"]) == ("nan", "nan")
+    assert "rank 0 on gpu-0: step 16 loss nan" in made.bad_loss
+    assert made.bad_loss in html.render(asdict(made)).partition("<nav>")[0]
+    assert made.training["loss"]["attempt 1, rank 0"] == ((8.0, 0.6586),)
+    json.dumps(asdict(made), allow_nan=False)
+
+
+def test_a_loss_that_is_finite_again_is_no_bad_one() -> None:
+    made = of_lines("loss inf", "loss 2.5")
+    assert (made.last_loss, made.bad_loss, tiles(made)["last loss, after 2 s"]) == (2.5, "", "2.5")
+
+
 def test_where_ranks_print_no_figures_the_page_says_which_would_be_shown() -> None:
     page = html.render(asdict(of_lines("hello")))
     assert "<code>step 120 loss 2.31</code>" in page and "last step" not in page and "last loss" not in page
