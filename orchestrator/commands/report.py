@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import time
 import webbrowser
@@ -19,7 +18,7 @@ from ..hosts import claims
 from ..hosts.fleet import Fleet
 from ..hosts.session import Refused
 from ..inventory.model import Host, Inventory
-from ..node.serve.figures import SIGNS
+from ..node.serve.figures import PATTERN
 from ..output import report_file, span
 from ..output.lines import Line, rfc3339
 from ..output.mask import Mask
@@ -41,7 +40,6 @@ from .report_data import PRIVATE, first_failure, make
 LAST_LINES = 40  # of the rank that failed first
 LOG_LINES = 6000  # of all streams together
 LOG_LINES_OF_STREAM = 500
-FIGURES = "|".join(map(re.escape, SIGNS))
 
 
 def report(
@@ -79,7 +77,7 @@ def report(
         by_name = {host.name: host for host in inventory.machines}
         chosen = span_by_clock_of([by_name[name] for name in records], since, until, fleet)
         in_span = LogFilter(follow=False, since=chosen.first, until=chosen.last)
-        figures = _read_lines(fleet, of_run, run, replace(in_span, grep=FIGURES), mask)
+        figures = _read_lines(fleet, of_run, run, replace(in_span, grep=PATTERN), mask)
         first = first_failure(run, records)
         last_lines: list[Line] = []
         if first and first.rank is not None:

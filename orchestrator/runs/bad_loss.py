@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..node.serve.figures import SIGNS, figures
+from ..node.serve.figures import figures, may_have_figures
 from ..output.lines import Line
 from ..output.pipeline import Stage
 
@@ -41,4 +41,4 @@ class BadLoss(Stage):
 
 def _may_be_bad(text: str) -> bool:
     lowered = text.lower()
-    return any(word in lowered for word in _BAD) and any(sign in lowered for sign in SIGNS)
+    return any(word in lowered for word in _BAD) and may_have_figures(text)

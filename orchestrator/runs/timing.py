@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ..node.serve.figures import SIGNS, figures
+from ..node.serve.figures import figures, may_have_figures
 from ..output.lines import Line
 from ..output.pipeline import Stage
 
@@ -97,7 +97,7 @@ class FirstLine(Stage):
 
 
 def _has_step(text: str) -> bool:
-    return any(sign in text for sign in SIGNS) and "step" in figures(text)
+    return may_have_figures(text) and "step" in figures(text)
 
 
 class FirstLines(Stage):

@@ -23,6 +23,7 @@ def watched(*texts: tuple[int, str]) -> str:
         ([(0, "step 1 loss 2.5"), (0, "step 2 loss nan"), (0, "step 3 loss nan")], "gpu-0: step 2 loss nan"),
         ([(0, "step 2 loss nan"), (1, "step 2 loss 2.5")], "gpu-0: step 2 loss nan"),
         ([(0, "step 2 loss inf"), (0, "step 3 loss 2.5")], ""),
+        ([(0, "Epoch 0 | Loss 2.5"), (0, "Epoch 1 | Loss NaN")], "gpu-0: Epoch 1 | Loss NaN"),
         ([(0, "best loss so far: inf is no figure of a step")], ""),
         ([(0, "loading the nanoGPT tokens, step 0")], ""),
     ],

@@ -75,7 +75,7 @@ def test_the_first_step_is_reported_once() -> None:
     first = FirstLine(timing, reports.append)
     first.push([line(0)], 0.0)
     clock.now += 4.0
-    step = line(0)._replace(text="step 1/100 loss 2.3")
+    step = line(0)._replace(text="Step 1/100 Loss 2.3")
     first.push([step], 0.0)
     first.push([step], 0.0)
     assert [report.split(" after ")[1] for report in reports] == ["0.0 s", "4.0 s"]

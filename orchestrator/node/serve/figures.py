@@ -21,8 +21,18 @@ _BAR = re.compile(r"(\d+)/(\d+) \[[^]\n]*?(\d[\d.]*)(it/s|s/it)")
 # `time 135.20ms` of nanoGPT, `elapsed time per iteration (ms): 812.3` of Megatron
 _MILLISECONDS = re.compile(r"\b(?:time (\d[\d.]*)ms\b|time per iteration \(ms\): (\d[\d.]*))")
 
-SIGNS = (*_NAME, "it/s", "s/it")
-"""A line with figures has at least one of these."""
+_SIGNS = [name for name in _NAME if not any(other in name for other in _NAME if other != name)]  # "it" is in "3 it/s"
+# Each in the ways in which it is written: with (?i), the search of a journal takes 18 times as long
+PATTERN = "|".join(
+    sorted(re.escape(way) for sign in _SIGNS for way in {sign, sign.capitalize(), sign.title(), sign.upper()})
+)
+"""A regular expression that matches in each line with figures, for a search that is faster than `figures`."""
+_PATTERN = re.compile(PATTERN)
+
+
+def may_have_figures(line: str) -> bool:
+    """A line for which this is false has none."""
+    return _PATTERN.search(line) is not None
 
 
 def figures(line: str) -> Dict[str, float]:
