@@ -15,17 +15,21 @@ from ..diagnosis import engine, rendering, times, transcript
 from ..diagnosis.engine import Diagnosis
 from ..diagnosis.transcript import LogLine
 from ..errors import UnreachableError, UsageError
+from ..hosts import claims
 from ..hosts.fleet import Fleet
 from ..inventory import advice
 from ..inventory.advice import AboutRun
 from ..inventory.model import Host, Inventory
+from ..node.serve.figures import PATTERN
 from ..output import span
 from ..output.console import Console, fold, wants_colour
 from ..output.finding import SourceCode, find_nothing
 from ..output.lines import Mask, rfc3339
 from ..output.span import Span
+from ..output.terminal import one_line
 from ..runs import diagnose, local_code, recent, timeline, waiting
-from ..runs.follow import span_by_clock_of
+from ..runs.bad_loss import BadLoss
+from ..runs.follow import LogFilter, View, span_by_clock_of
 from .context import (
     RunLookup,
     find_run_early,
@@ -70,6 +74,7 @@ def diagnose_run(
             if _has_news(first, final):
                 mask = make_mask(inventory, final.run, console)
                 diagnosis = _diagnose(final, inventory, fleet, mask, chosen)
+        bad_loss = "" if diagnosis.findings else _find_bad_loss(final, inventory, fleet, mask, chosen)
     answered_late = first.listing.late & final.listing.answered
     if early is None:
         _show(diagnosis, final, inventory, as_json, mask, console)
@@ -79,7 +84,22 @@ def diagnose_run(
         console.note(f"{fold(answered_late)} has answered; {what}")
         if changes:
             _show(diagnosis, final, inventory, as_json, mask, console)
+    if bad_loss:
+        console.warning(bad_loss)
     return UnreachableError.exit_code if final.listing.failed else 0
+
+
+def _find_bad_loss(lookup: RunLookup, inventory: Inventory, fleet: Fleet, mask: Mask, chosen: Span) -> str:
+    """What `up` warns of after a success; "" if the run has not succeeded, or its losses are finite."""
+    run = lookup.run
+    if run.state != "succeeded":
+        return ""
+    log_filter = LogFilter(follow=False, since=chosen.first, until=chosen.last, grep=PATTERN)
+    ranks = claims.ranks_of(run.parts, run.nodes)
+    view = View(run.run_id, _hosts_of(lookup, inventory), log_filter, fleet, lambda _: None, ranks=ranks, mask=mask)
+    losses = BadLoss()
+    view.run(losses)
+    return one_line(mask.hide(losses.describe()))
 
 
 def _has_news(first: RunLookup, final: RunLookup) -> bool:

@@ -60,6 +60,18 @@ time.sleep(300)
 """
 
 
+def test_of_a_run_that_succeeded_a_loss_that_is_not_finite_is_named(lab2: Lab) -> None:
+    inventory = lab2.inventory()
+    text = "print('Step 8 Loss 0.65'); print('Step 16 Loss nan'); print('Step 24 Loss nan')"
+    ok(orch(lab2, "up", inventory, "--", script(lab2, text)))
+    told = ok(orch(lab2, "diagnose", "-i", inventory))
+    assert "no failure" in told.stdout
+    assert "Step 16" in told.stderr
+    data = json.loads(ok(orch(lab2, "report", "-i", inventory, "--json")).stdout)
+    assert (data["last_step"], data["last_loss"]) == (24, "nan")
+    assert "Step 16" in data["bad_loss"]
+
+
 def test_of_a_run_that_was_started_again_the_failed_attempt_is_named(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 1})
     run_id = start(lab2, inventory, "--", script(lab2, AGAIN))
