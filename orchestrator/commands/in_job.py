@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..errors import RunStopped, UsageError
 from ..inventory import via
@@ -46,6 +48,27 @@ def describe_detached(hosts: Iterable[Host], tie: float | None, follow: str) -> 
         return f"the run ends with ddp-orch, which reaches {fold(bound)} with srun. See how it ended with: {follow}"
     until = "continues" if tie is None else f"ends in {tie:.0f} s, as its job does"
     return f"detached; the run {until}. Follow it with: {follow}"
+
+
+@contextlib.contextmanager
+def note_at_end(note: str, console: Console) -> Iterator[None]:
+    """Print this if SIGTERM or SIGHUP end ddp-orch, which they do as before."""
+
+    def end(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError, RuntimeError):  # the terminal is lost, or another message is being written
+            console.note(note)
+        signal.raise_signal(number)
+
+    # one that is ignored, as by nohup, stays so
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def find_end(job: BatchJob, inventory: Inventory, *, tied: bool, console: Console) -> float | None:

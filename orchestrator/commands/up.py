@@ -190,6 +190,7 @@ def up(
         resolved = _launch(plan, snapshot, fleet, context, options, console)
         about = advice.AboutRun(plan.name, inventory.source or inventory.path)
         hosts = [node.host for node in resolved.nodes]
+        detached = in_job.describe_detached(hosts, resolved.tie, about.command("logs", "-f"))
         try:
             copy = writing.render(paths.with_absolute_paths(inventory)) if inventory.source else None
             folder = str(paths.folder(inventory))
@@ -207,11 +208,11 @@ def up(
                 console.note(in_job.describe_closing(hosts, about.command("logs", "-f")))
                 if options.watch:
                     console.note("the code is watched only while this terminal is open")
-            with watch.stop_run_on_change(run_id, hosts, fleet):
+            with watch.stop_run_on_change(run_id, hosts, fleet), in_job.note_at_end(detached, console):
                 code = _follow(resolved, inventory, fleet, context, options, about, printer, console)
             return in_job.requeue(job, code, console) if job and options.requeue else code
         except (BrokenPipeError, OutputError, KeyboardInterrupt):
-            console.note(in_job.describe_detached(hosts, resolved.tie, about.command("logs", "-f")))
+            console.note(detached)
             raise
 
 

@@ -71,6 +71,20 @@ def test_a_killed_controller_and_cut_sessions_lose_no_line(lab2: Lab, after: int
     assert_clean(lab2, run_id)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_up_that_a_signal_ends_says_that_the_run_continues(lab2: Lab, number: signal.Signals) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    with attached(lab2, inventory, "--", script(lab2, COUNTER), "100", "0.05") as up:
+        assert up.stdout and up.stderr
+        assert any(" count " in line for line in up.stdout)
+        up.send_signal(number)
+        assert "run continues" in up.stderr.read()
+        assert up.wait() == -number
+    (run_id,) = [run_id for run_id, run in runs(lab2, inventory).items() if run["state"] == "running"]
+    ok(orch(lab2, "logs", "-f", run_id, "-i", inventory))
+    assert_clean(lab2, run_id)
+
+
 def test_logs_f_goes_on_by_itself_when_its_sessions_are_cut(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     start(lab2, inventory, "--", script(lab2, COUNTER), "200", "0.1")
