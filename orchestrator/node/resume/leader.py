@@ -80,13 +80,10 @@ class Leader:
         listings = self._on_all(self._list, sorted(set(self._holders.values())))
         head = self._holders[self._given["head"]]
         source = copies.source_of(mode, listings, copies.of_rank_0(listings, head, self._before()))
-        if mode == "head":
+        if not any(map(_has_files, listings.values())):
+            self._note_no_files()
+        elif mode != "union":
             self._note_source(source, listings[source])
-        if self._given["source"] is not None and not self._notes and not any(map(_has_files, listings.values())):
-            self._note(
-                "run.resume: no host has a file in its output folder, so nothing is copied. It copies only what is "
-                "saved in $DDP_ORCH_OUTPUT_DIR"
-            )
         if len(listings) > 1:
             self._make_equal(listings, source)
         if mode == "head":
@@ -110,21 +107,31 @@ class Leader:
         before = self._given["source"]
         return None if before is None else self._holders.get(before, -1)
 
+    def _note_no_files(self) -> None:
+        """In the first attempt of a run, that is as it should be."""
+        before = self._before()
+        if before == -1:  # it may have files, so this says nothing against the script
+            self._note(
+                "%s, where rank 0 ran, does not answer, and no other host has files: the ranks begin without a "
+                "snapshot. run.resume copies files only before an attempt, and only those in $DDP_ORCH_OUTPUT_DIR"
+                % self._given["source_host"]
+            )
+        elif before is not None:
+            self._note(
+                "run.resume: no host has a file in its output folder, so nothing is copied. It copies only what is "
+                "saved in $DDP_ORCH_OUTPUT_DIR"
+            )
+
     def _note_source(self, source: int, listing: copies.Listing) -> None:
         """Where the files come from, if they are not those that the host of rank 0 in the attempt before has."""
         before, here = self._before(), self._hosts[source]
         is_shared = len(set(self._holders.values())) < len(self._holders)  # perhaps with a host that is not there, too
-        has_files = _has_files(listing)
-        age = copies.age_of(time.time() - listing.newest / 1e9) if has_files else ""
-        what = ""
-        if before is None and source != self._holders[self._given["head"]]:
-            what = "the ranks get the files of %s, where rank 0 ran last, the newest %s old" % (here, age)
+        files = "the ranks get the files of %s" % here
+        age = "the newest %s old" % copies.age_of(time.time() - listing.newest / 1e9)
+        if before is None and self._given["mode"] == "head" and source != self._holders[self._given["head"]]:
+            self._note("%s, where rank 0 ran last, %s" % (files, age))
         elif before == -1 and not is_shared:
-            what = "%s, where rank 0 ran, does not answer" % self._given["source_host"]
-            what += ": the ranks get the files of %s, the newest %s old" % (here, age) if has_files else ""
-            what += "" if has_files else ", and %s has no files: the ranks begin without a snapshot" % here
-        if what:
-            self._note(what)
+            self._note("%s, where rank 0 ran, does not answer: %s, %s" % (self._given["source_host"], files, age))
 
     def _note(self, what: str) -> None:
         self._notes.append(what)

@@ -1,0 +1,77 @@
+"""The process that leads the copies of `run.resume`, with the servers of three hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.waiting import wait_until
+
+from orchestrator.hosts.node_program import node_program
+from orchestrator.node.resume.leader import Leader
+from orchestrator.node.roles.output_server import LineProcess
+from orchestrator.node.roles.resumption import NO_NODE
+
+KEY = "00" * 32
+
+
+class Hosts:
+    """`node-0`, `node-1` and `node-2`, with their output folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self._program = folder / "program"
+        self._program.write_bytes(node_program().data)
+        self.folders = [folder / f"out-{number}" for number in range(3)]
+        self.servers: list[LineProcess] = []
+        self._contacts = [self._serve(number, root) for number, root in enumerate(self.folders)]
+
+    def _serve(self, number: int, root: Path) -> dict[str, Any]:
+        """The contact."""
+        root.mkdir()
+        given = {"key": KEY, "node": number, "root": str(root), "addresses": ["127.0.0.1"], "memory": None}
+        server = LineProcess(str(self._program), "resume-serve", {**given, "ports": [20000, 29999]})
+        self.servers.append(server)
+        (contact,) = wait_until(lambda: server.read() or [], 30, "the server listens")
+        return contact
+
+    def save(self, number: int, text: str, at: float, name: str = "snapshot.pt") -> None:
+        path = self.folders[number] / name
+        path.write_text(text)
+        os.utime(path, (at, at))
+
+    def begin_attempt(self, mode: str, team: list[int], before: int | None) -> str:
+        """The note. `before`: where rank 0 ran in the attempt before; only the team answers."""
+        nodes = {number: {**self._contacts[number], "host": f"node-{number}"} for number in team}
+        rest = {"limit": 1 << 30, "memory": None, "only_ring": False, "source_host": f"node-{before}"}
+        given = {"key": KEY, "node": NO_NODE, "mode": mode, "head": team[0], "source": before, "team": team}
+        leader = Leader({**given, **rest, "nodes": nodes}, lambda **_: None)
+        leader.run()
+        return leader.note
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    found = Hosts(tmp_path)
+    yield found
+    for server in found.servers:
+        server.kill()
+        wait_until(server.has_ended, 10, "the server has ended")
+
+
+@pytest.mark.parametrize("mode", ["head", "newest", "union"])
+def test_without_the_host_of_rank_0_nothing_is_said_against_the_script(hosts: Hosts, mode: str) -> None:
+    hosts.save(0, "model", 1000.0)
+    note = hosts.begin_attempt(mode, [1, 2], before=0)
+    assert "node-0, where rank 0 ran, does not answer" in note and "without a snapshot" in note
+    assert "only those in $DDP_ORCH_OUTPUT_DIR" in note and "nothing is copied" not in note
+    assert "nothing is copied" in hosts.begin_attempt(mode, [1, 2], before=1)
+
+
+def test_with_newest_the_note_says_whose_files_the_ranks_get_instead(hosts: Hosts) -> None:
+    hosts.save(2, "model", 1000.0)
+    assert "node-0, where rank 0 ran, does not answer: the ranks get the files of node-2" in hosts.begin_attempt(
+        "newest", [1, 2], before=0
+    )
