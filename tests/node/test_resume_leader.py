@@ -42,9 +42,9 @@ class Hosts:
         path.write_text(text)
         os.utime(path, (at, at))
 
-    def begin_attempt(self, mode: str, team: list[int], before: int | None) -> str:
-        """The note. `before`: where rank 0 ran in the attempt before; only the team answers."""
-        nodes = {number: {**self._contacts[number], "host": f"node-{number}"} for number in team}
+    def begin_attempt(self, mode: str, team: list[int], before: int | None, others: tuple[int, ...] = ()) -> str:
+        """The note. `before`: where rank 0 ran in the attempt before. The team and `others` answer."""
+        nodes = {number: {**self._contacts[number], "host": f"node-{number}"} for number in (*team, *others)}
         rest = {"limit": 1 << 30, "memory": None, "only_ring": False, "source_host": f"node-{before}"}
         given = {"key": KEY, "node": NO_NODE, "mode": mode, "head": team[0], "source": before, "team": team}
         leader = Leader({**given, **rest, "nodes": nodes}, lambda **_: None)
@@ -65,13 +65,37 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 def test_without_the_host_of_rank_0_nothing_is_said_against_the_script(hosts: Hosts, mode: str) -> None:
     hosts.save(0, "model", 1000.0)
     note = hosts.begin_attempt(mode, [1, 2], before=0)
-    assert "node-0, where rank 0 ran, does not answer" in note and "without a snapshot" in note
-    assert "only those in $DDP_ORCH_OUTPUT_DIR" in note and "nothing is copied" not in note
+    assert "node-0, where rank 0 ran," in note and "without a snapshot" in note
+    assert "$DDP_ORCH_OUTPUT_DIR" in note and "nothing is copied" not in note
     assert "nothing is copied" in hosts.begin_attempt(mode, [1, 2], before=1)
 
 
-def test_with_newest_the_note_says_whose_files_the_ranks_get_instead(hosts: Hosts) -> None:
+@pytest.mark.parametrize(("mode", "source"), [("head", "node-2"), ("newest", "node-2"), ("union", "the others")])
+def test_the_note_says_whose_files_the_ranks_get_instead(hosts: Hosts, mode: str, source: str) -> None:
     hosts.save(2, "model", 1000.0)
-    assert "node-0, where rank 0 ran, does not answer: the ranks get the files of node-2" in hosts.begin_attempt(
-        "newest", [1, 2], before=0
-    )
+    note = hosts.begin_attempt(mode, [1, 2], before=0)
+    assert "node-0, where rank 0 ran," in note and f"files of {source}" in note
+
+
+@pytest.mark.parametrize("mode", ["newest", "union"])
+def test_what_a_lost_host_of_rank_0_had_saved_is_kept_when_it_is_back(hosts: Hosts, mode: str) -> None:
+    hosts.begin_attempt(mode, [0, 1, 2], before=None)
+    hosts.save(0, "long", 1000.0)
+    hosts.begin_attempt(mode, [1, 2], before=0)
+    hosts.save(1, "short", 2000.0)
+    note = hosts.begin_attempt(mode, [0, 1, 2], before=1)
+    assert [(root / "snapshot.pt").read_text() for root in hosts.folders] == ["short"] * 3
+    (kept,) = hosts.folders[0].glob(".ddp-orch.kept/*/snapshot.pt")
+    assert kept.read_text() == "long"
+    assert "node-0: 1 file" in note and kept.parent.name in note
+
+
+def test_nothing_is_kept_while_the_host_of_rank_0_answers(hosts: Hosts) -> None:
+    """Also if it is no longer in the team, and gets the files later."""
+    hosts.begin_attempt("newest", [0, 1], before=None)
+    for number in (0, 1):
+        hosts.save(number, f"by {number}", 1000.0 + number)
+    hosts.begin_attempt("newest", [1], before=0, others=(0,))
+    hosts.save(1, "longer", 2000.0)
+    assert hosts.begin_attempt("newest", [0, 1], before=1) == ""
+    assert not list(hosts.folders[0].glob(".ddp-orch.kept"))

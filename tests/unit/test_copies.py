@@ -34,10 +34,44 @@ def test_head_makes_every_folder_that_of_the_head() -> None:
 def test_what_rank_0_saved_is_kept_where_others_went_on_without_it() -> None:
     head = folder(file("config", 1), file("model", 9))
     back = folder(file("config", 1), file("model", 5), file("log"))
-    for mode, leads, kept in (("head", 5.0, True), ("head", None, False), ("newest", 5.0, False)):
-        planned = copies.plan(mode, {0: head, 1: back._replace(leads=leads)}, 0, [1])[1]
+    for mode, leads, kept in (
+        ("head", 5.0, True),
+        ("head", None, False),
+        ("newest", 5.0, True),
+        ("newest", None, False),
+    ):
+        planned = copies.plan(mode, {0: head, 1: back._replace(leads=leads)}, 0, [1], before=0)[1]
         assert planned.keep is kept and fetched(planned) == {0: ["model"]} and planned.space == 10
         assert planned.aside == (("model", "log") if kept else ("log",))
+    (planned,) = copies.plan("union", {0: head, 1: back._replace(leads=5.0)}, 0, [1], before=0).values()
+    assert planned.keep and planned.aside == ("model",)  # the others get its log
+
+
+@pytest.mark.parametrize("mode", ["newest", "union"])
+@pytest.mark.parametrize(
+    ("leads", "before", "kept"),
+    [
+        ((5.0, None), 0, False),  # it was there when the others' files were chosen
+        ((5.0, 9.0), 1, True),
+        ((5.0, 9.0), None, True),  # a run that continues
+        ((5.0, None), None, False),
+        ((5.0, None), -1, True),  # two heads were lost, and the first is back
+    ],
+)
+def test_with_newest_files_are_kept_where_an_attempt_began_without_them(
+    mode: str, leads: tuple[float | None, float | None], before: int | None, kept: bool
+) -> None:
+    listings = {node: folder(file("model", 5 + node))._replace(leads=leads[node]) for node in (0, 1)}
+    planned = copies.plan(mode, listings, 1, [0, 1], before)
+    assert planned[0].keep is kept and planned[0].aside == (("model",) if kept else ())
+    assert planned[1].is_empty
+
+
+def test_with_newest_nothing_is_kept_where_the_script_would_lack_the_space() -> None:
+    listings = {0: folder(file("model", 5, 100))._replace(leads=5.0), 1: folder(file("model", 7, 100))}
+    for free, kept in ((200, True), (199, False)):
+        listings[0] = listings[0]._replace(free=copies.RESERVE + free)
+        assert bool(copies.plan("newest", listings, 1, [0], before=1)[0].aside) is kept
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Two files are equal if their sizes and times are: a copy keeps the time of its o
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 FILE, FOLDER, LINK = "file", "folder", "link"
+RESERVE = 64 << 20  # bytes that the copies leave free on a disk, as the health check wants it
 
 
 class Entry(NamedTuple):
@@ -68,19 +69,34 @@ class Copies(NamedTuple):
 Holders = Dict[str, Tuple[Entry, List[int]]]  # by path: what all nodes shall have, and who has it
 
 
-def plan(mode: str, listings: Dict[int, Listing], head: int, targets: Sequence[int]) -> Dict[int, Copies]:
-    """What each of the targets has to do. `mode`: head, newest or union."""
-    if mode == "union":
-        wanted = _union(listings)
-        return {target: _copies(listings[target], target, wanted, set(), keep=False) for target in targets}
+def plan(
+    mode: str, listings: Dict[int, Listing], head: int, targets: Sequence[int], before: Optional[int] = None
+) -> Dict[int, Copies]:
+    """What each of the targets has to do. `mode`: head, newest or union.
+
+    `before`: as of_rank_0 wants it. With newest and union, what is older there was there to be chosen.
+    """
+    is_union = mode == "union"
     source = source_of(mode, listings, head)
-    wanted = {entry.path: (entry, [source]) for entry in listings[source].entries}
+    wanted = _union(listings) if is_union else {entry.path: (entry, [source]) for entry in listings[source].entries}
+    last = _led_last(listings) if before is None else before
     planned = {}
     for target in targets:
-        own = {entry.path for entry in listings[target].entries}
-        keep = mode == "head" and target != source and listings[target].leads is not None
-        planned[target] = _copies(listings[target], target, wanted, own, keep)
+        listing = listings[target]
+        own = set() if is_union else {entry.path for entry in listing.entries}
+        is_replaced = (is_union or target != source) and (mode == "head" or target != last)
+        keep = listing.leads is not None and is_replaced
+        planned[target] = _copies(listing, target, wanted, own, keep)
+        if keep and mode != "head" and 2 * planned[target].space + RESERVE > listing.free:
+            # hosts that all save have much the same, so this must not fill the disk: the script has to save there, too
+            planned[target] = _copies(listing, target, wanted, own, keep=False)
     return planned
+
+
+def _led_last(listings: Dict[int, Listing]) -> Optional[int]:
+    """The node where rank 0 ran last, of those that are there."""
+    led = {node: listing.leads for node, listing in listings.items() if listing.leads is not None}
+    return max(led, key=lambda node: led[node], default=None)
 
 
 def of_rank_0(listings: Dict[int, Listing], head: int, before: Optional[int]) -> int:

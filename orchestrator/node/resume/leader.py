@@ -19,7 +19,6 @@ from .channel import Channel, Refused, connect
 from .memory_leader import MemoryLeader
 from .server import ENTRIES, listed
 
-RESERVE = 64 << 20  # bytes that the copies leave free on a disk, as the health check wants it
 Answer = TypeVar("Answer")
 
 
@@ -82,16 +81,15 @@ class Leader:
         source = copies.source_of(mode, listings, copies.of_rank_0(listings, head, self._before()))
         if not any(map(_has_files, listings.values())):
             self._note_no_files()
-        elif mode != "union":
+        else:
             self._note_source(source, listings[source])
         if len(listings) > 1:
             self._make_equal(listings, source)
-        if mode == "head":
-            self._mark(source)
+        self._mark(source)
 
     def _make_equal(self, listings: Dict[int, copies.Listing], source: int) -> None:
         targets = {self._holders[number] for number in self._team}
-        planned = copies.plan(self._given["mode"], listings, source, sorted(targets))
+        planned = copies.plan(self._given["mode"], listings, source, sorted(targets), self._before())
         planned = {number: each for number, each in planned.items() if not each.is_empty}
         for number, each in planned.items():
             self._check_size(number, each, listings[number].free)
@@ -126,7 +124,7 @@ class Leader:
         """Where the files come from, if they are not those that the host of rank 0 in the attempt before has."""
         before, here = self._before(), self._hosts[source]
         is_shared = len(set(self._holders.values())) < len(self._holders)  # perhaps with a host that is not there, too
-        files = "the ranks get the files of %s" % here
+        files = "the ranks get the files of %s" % ("the others" if self._given["mode"] == "union" else here)
         age = "the newest %s old" % copies.age_of(time.time() - listing.newest / 1e9)
         if before is None and self._given["mode"] == "head" and source != self._holders[self._given["head"]]:
             self._note("%s, where rank 0 ran last, %s" % (files, age))
@@ -138,11 +136,16 @@ class Leader:
         self._tell(say=what)
 
     def _mark(self, source: int) -> None:
-        """From now on, only the head will have what rank 0 saves. The others of the team have what `source` had."""
+        """From now on, only the head will have what rank 0 saves. The others of the team have what all shall have.
+
+        With newest and union, what the host of rank 0 in the attempt before has was there to be chosen.
+        """
         head = self._holders[self._given["head"]]
         self._on_all(lambda number: self._ask(number, do="mark", leads=True), [head])
-        others = {source, *(self._holders[number] for number in self._team)} - {head}
-        self._on_all(lambda number: self._ask(number, do="mark", leads=False), sorted(others))
+        others = {source, *(self._holders[number] for number in self._team)}
+        if self._given["mode"] != "head":
+            others |= {before for before in [self._before()] if before in self._channels}
+        self._on_all(lambda number: self._ask(number, do="mark", leads=False), sorted(others - {head}))
 
     # the steps
 
@@ -169,10 +172,10 @@ class Leader:
         if planned.size > self._given["limit"]:
             what = "%s: run.resume: %s are to be copied there, and run.resume_limit is %s"
             raise Failed(number, what % (host, size(planned.size), size(self._given["limit"])), again=False)
-        if planned.files and planned.space + RESERVE > free:
+        if planned.files and planned.space + copies.RESERVE > free:
             what = "%s: run.resume: the copies need %s, and the disk of the output folder has %s free%s"
             kept = "; what rank 0 saved there is kept beside them" if planned.keep and planned.aside else ""
-            raise Failed(number, what % (host, size(planned.space + RESERVE), size(free), kept), again=False)
+            raise Failed(number, what % (host, size(planned.space + copies.RESERVE), size(free), kept), again=False)
 
     def _copy(self, number: int, planned: copies.Copies) -> None:
         begun, channel = time.monotonic(), self._channels[number]

@@ -4,7 +4,7 @@ Our own names in it begin with `.ddp-orch`, and are not listed:
 
 .ddp-orch.incoming/   files that are not complete yet. While it exists, the folder may be half a copy of another one
 .ddp-orch.replaced/   files that were moved aside because the other hosts do not have them, until the next time
-.ddp-orch.leads       rank 0 ran here, and no other host has what it saved since. With `run.resume: head` only
+.ddp-orch.leads       rank 0 ran here, and no other host has what it saved since, if `run.resume` is set
 .ddp-orch.kept/DATE/  what rank 0 had saved here when another host went on without these files. It stays
 """
 
