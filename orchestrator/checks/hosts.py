@@ -302,7 +302,7 @@ def _unreliable(nodes: list[Node], facts: Mapping[str, Facts], findings: Finding
         message = f"{host}; the last failure: {host.last.what}"
         fix = f"ddp-orch diagnose {host.run_id}; meanwhile make the host a spare, or exclude it with --hosts"
         if host.last.code == "host-lost":
-            fix += "\nA spot host is lost now and then: set run.max_restarts, and run.nnodes MIN:MAX or spares"
+            fix += "\nfor a spot host, lost now and then, set run.max_restarts, and run.nnodes MIN:MAX or spares"
         seen = (
             f"attempt {host.last.attempt} of run {host.run_id} at {whole_seconds(rfc3339(host.last.at))}: "
             f"{shell_word(host.last.code)}"
