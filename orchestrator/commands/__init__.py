@@ -13,6 +13,7 @@ hints         recognises common mistakes on the command line
 deprecated    old names of options
 
 up            `up`
+up_options    its options, and the command lines that start the same run again
 code_watch    `up --watch`
 in_job        what is different in a job of a batch system
 ps            `ps`

@@ -20,6 +20,7 @@ from ..output.pipeline import Stage
 from ..plan import entrypoint, plan
 from . import up
 from .context import load_inventory
+from .up_options import UpOptions
 
 STATUS_EVERY = 1.0  # s
 BATCH = 128  # samples per step and host, by default
@@ -172,7 +173,7 @@ class Collector(Stage):
 
 def _measure(path: str, names: list[str], args: tuple[str, ...], console: Console) -> BenchResult:
     """Run the trainer on these hosts, and decode its line `bench {...}`. Raises RunFailed, Interrupted."""
-    options = up.UpOptions(
+    options = UpOptions(
         inventory=path,
         script=(),
         as_json=True,

@@ -19,7 +19,8 @@ from ..output.console import Console
 from ..plan.snapshot import FileEntry, Snapshot
 from ..runs import registry
 from .context import stderr_console
-from .up import BeforeStart, UpOptions, Watch, up
+from .up import BeforeStart, Watch, up
+from .up_options import UpOptions
 
 LOOK_INTERVAL = 0.5  # s; a change counts when nothing has changed for one more interval
 LEAVE_WINDOW = 5.0  # s; it may be waiting for a host that does not answer

@@ -107,7 +107,7 @@ def report(
 
 def _reproduce(run: registry.Run, inventory: Inventory, mask: Mask) -> str:
     """The command that starts the same run again; "" if it was not started by `up` on this machine."""
-    from .up import UpOptions  # imported late: the user waits for the first output
+    from .up_options import UpOptions  # imported late: the user waits for the first output
 
     started = recent.command_of(run.run_id)
     try:

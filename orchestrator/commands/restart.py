@@ -26,7 +26,8 @@ from ..runs.launch import LaunchContext
 from ..ssh.config import by_hand
 from . import code_watch
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
-from .up import UpOptions, up
+from .up import up
+from .up_options import UpOptions
 
 CODES_OF_SCRIPT = ("script-import-error", "missing-module-on-host", "remote-workdir-missing")
 STOP_WINDOW = 600.0  # s, on top of grace and lease, for a run to save a snapshot and end

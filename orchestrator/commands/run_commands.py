@@ -86,8 +86,9 @@ def up(**options: Any) -> None:
       130   the run was killed
     """
     from . import up as up_command
+    from .up_options import UpOptions
 
-    request = up_command.UpOptions(**options)
+    request = UpOptions(**options)
     if request.watch:
         from . import code_watch
 

@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -21,7 +21,7 @@ from ..inventory.container import is_entered
 from ..inventory.model import Host, Inventory
 from ..inventory.sources.batch_job import BatchJob
 from ..inventory.sources.schedulers import current_scheduler
-from ..output.console import Console, all_but
+from ..output.console import Console
 from ..output.lines import Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import tame
@@ -42,78 +42,10 @@ from .context import (
     warn_once,
     whoami,
 )
-from .restarting import command_to_restart
+from .up_options import UpOptions
 
 LARGEST_SHOWN = 3  # largest entries of the code, shown if it is large
 RETRY_INTERVAL = 10.0  # s between tries of `up --wait`
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpOptions:
-    """The options of `up`."""
-
-    inventory: str | None
-    script: tuple[str, ...]
-    detach: bool = False
-    dry_run: bool = False
-    as_json: bool = False
-    name: str | None = None
-    skip_check: bool = False
-    hosts: str | None = None
-    wait: bool = False
-    queue: bool = False
-    watch: bool = False
-    debug: bool = False
-    timing: bool = False
-    requeue: bool = False
-    env: tuple[str, ...] = ()
-    env_file: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()  # KEY=VALUE, of the inventory
-    show_outputs: bool = True  # how to fetch what the run has written
-    call: str | None = None  # MODULE:FUNCTION, called in place of the script
-    continues: str | None = None  # the run whose files beside the code this one gets too
-    trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; run.script is ignored
-
-    def command(
-        self, inventory: str, *, without: Sequence[str] = (), name: str | None = None, folder: Path | None = None
-    ) -> str:
-        """The command line that starts the same run again, without some hosts or with another name.
-
-        `inventory`: its path. `folder`: where to call it (None: in the current one).
-        Returns "" if the run was not started by `up`.
-        """
-        if self.trainer_args:
-            return ""
-        hosts = (self.hosts or "") + (all_but(without) if without else "")
-        flags = {
-            "--detach": self.detach,
-            "--json": self.as_json,
-            "--skip-check": self.skip_check,
-            "--wait": self.wait and not self.watch,  # implied
-            "--queue": self.queue,
-            "--watch": self.watch,
-            "--debug": self.debug,
-            "--timing": self.timing,
-            "--requeue": self.requeue,
-        }
-        words = [flag for flag, is_set in flags.items() if is_set]
-        repeated = {"--env-file": self.env_file, "-e": self.env, "--set": self.settings}
-        values = [(option, value) for option, values in repeated.items() for value in values]
-        for option, value in (("--name", name or self.name), ("--hosts", hosts), ("--call", self.call), *values):
-            words += [option, value] if value else []
-        words += ("--", *self.script) if self.script else ()
-        return advice.command("up", *words, inventory=inventory, folder=folder)
-
-    def command_to_restart(self, run_id: str, inventory: str, *, without: Sequence[str] = ()) -> str:
-        """The command line that starts an earlier run again, on the hosts of this one."""
-        return command_to_restart(
-            run_id,
-            hosts=self.hosts,
-            settings=self.settings,
-            detach=self.detach,
-            inventory=inventory,
-            without=without,
-        )
 
 
 class Watch:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..commands import logs, up
+from ..commands.up_options import UpOptions
 from ..errors import OrchError, RunFailed, UsageError
 from ..output.console import Console, wants_colour
 from . import crash, with_torch
@@ -139,8 +140,8 @@ def _write_inventory(folder: Path, python: str) -> Path:
     return path
 
 
-def _up(inventory: Path) -> up.UpOptions:
-    return up.UpOptions(
+def _up(inventory: Path) -> UpOptions:
+    return UpOptions(
         inventory=str(inventory),
         script=(),
         show_outputs=False,  # the hosts will be gone

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.commands import report
 from orchestrator.commands.context import command_line_without, load_inventory, load_inventory_of_run
-from orchestrator.commands.up import UpOptions
+from orchestrator.commands.up_options import UpOptions
 from orchestrator.diagnosis import causes
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Results

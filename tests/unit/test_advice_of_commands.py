@@ -13,7 +13,7 @@ import pytest
 from orchestrator.commands.describe import MOST_FOLDERS, NEWEST_EVENTS, _lines
 from orchestrator.commands.restart import repeat
 from orchestrator.commands.trust import sharing_a_key
-from orchestrator.commands.up import UpOptions
+from orchestrator.commands.up_options import UpOptions
 from orchestrator.runs import recent
 
 UP = UpOptions(
