@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..answers.recorded import RECORD, Record, Spec
+from ..answers.recorded import RECORD, Drain, Event, Record, Spec
 from ..inventory import advice
 from ..inventory.model import Inventory
 from ..inventory.recovery import MIN_VOTERS
@@ -92,7 +92,7 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
         "code": _code(code, started.code if started else "") if code else None,
         "max_restarts": spec.max_restarts if spec else None,
         "head": next((host for host, number in run.all_nodes.items() if number == run.head), None),
-        "if_head_lost": _if_head_lost(run, spec) if spec else None,
+        "if_head_lost": _if_head_lost(run, spec, record.events) if record and spec else None,
         "ranks": {host: [part.first_rank, part.nproc] for host, part in run.parts.items() if host not in run.left},
         "first_failure": shown(failure) if (failure := _first_failure(run, record)) else None,
         "events": [{"at": rfc3339(entry.at), "kind": entry.kind, "what": shown(entry.what)} for entry in events],
@@ -111,9 +111,10 @@ HEAD_LOST = {
 }
 
 
-def _if_head_lost(run: registry.Run, spec: Spec) -> str | None:
+def _if_head_lost(run: registry.Run, spec: Spec, events: Sequence[Event] = ()) -> str | None:
     """What the others do, by a key of HEAD_LOST. None: there are no others, or the run is over."""
-    members = [host for host in run.all_nodes if host not in run.left]
+    drained = {event.fields.node for event in events if isinstance(event, Drain)}
+    members = [host for host, node in run.all_nodes.items() if host not in run.left and node not in drained]
     if not run.unfinished or len(members) == 1:
         return None
     others = [host for host, part in run.parts.items() if part.unfinished and not part.lacks_guard]
@@ -208,7 +209,7 @@ def _lines(
     for host in missing:
         suspect = "suspect, " if host in page["suspects"] else ""
         lines.append(f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  {suspect}no answer")
-    lines += [f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  deleted" for host in without_record]
+    lines += [f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  no record" for host in without_record]
     if events := fold_ends(page["events"]):
         left_out = len(events) - NEWEST_EVENTS
         lines += [

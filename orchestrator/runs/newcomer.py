@@ -19,6 +19,7 @@ from ..hosts.session import Session
 from ..inventory import advice
 from ..inventory.model import Host, Inventory
 from ..inventory.recovery import MIN_VOTERS, elects
+from ..output.console import fold
 from ..output.finding import Finding
 from ..plan import newcomer
 from ..plan import plan as planning
@@ -67,8 +68,9 @@ def add(
         with contextlib.suppress(OrchError):
             at_head.request(DRAIN, {"run_id": run.run_id, "node": number, "by": by})
         raise
-    if before := _describe_no_election(run, head, inventory, blueprint):
-        warn(before)
+    for before in (_describe_no_election(run, host, head, inventory, blueprint), _describe_lost_voters(run, inventory)):
+        if before:
+            warn(before)
 
 
 def _render(finding: Finding, host: Host, inventory: Inventory) -> str:
@@ -76,13 +78,26 @@ def _render(finding: Finding, host: Host, inventory: Inventory) -> str:
     return advice.complete_commands(by_hand(render_line(finding), [host]), inventory.path)
 
 
-def _describe_no_election(run: Run, head: Host, inventory: Inventory, blueprint: Blueprint) -> str:
+def _describe_lost_voters(run: Run, inventory: Inventory) -> str:
+    """If hosts that are lost count for the majority that elects a head; "" otherwise."""
+    if not any(part.epoch for part in run.parts.values()) or not run.missing_hosts:
+        return ""
+    lost = run.missing_hosts
+    drains = "; ".join(advice.command("drain", run.run_id, name, inventory=inventory.path) for name in lost)
+    return (
+        f"{fold(lost)} gave no answer about run {run.run_id}, and still counts for the majority that elects a head. "
+        f"If it is gone for good, take it out of the run: {drains}"
+    )
+
+
+def _describe_no_election(run: Run, host: Host, head: Host, inventory: Inventory, blueprint: Blueprint) -> str:
     """If the run has enough hosts for an election only now, which is too late for it; "" otherwise."""
     at_start = [node for node in blueprint.spec.nodes if not node.added]
     count = len(run.hosts) - len(run.left) + 1
     if blueprint.spec.head_lost == "elect" or elects(inventory, len(at_start)) or not elects(inventory, count):
         return ""
-    restart = advice.command("restart", run.run_id, inventory=inventory.path)
+    names = fold([*(name for name in run.hosts if name not in run.left), host.name])
+    restart = advice.command("restart", run.run_id, "--hosts", names, inventory=inventory.path)
     return (
         f"run {run.run_id} elects no head, because it began on fewer than {MIN_VOTERS} hosts: if {head.name}, its "
         f"head, is lost, the run waits for it. To elect one, start the run again: {restart}"

@@ -263,9 +263,12 @@ class Listing:
         return tuple(host for host in run.missing_hosts if host in self.answered and host != run.witness)
 
     def forgetful(self, run: Run) -> tuple[str, ...]:
-        """Hosts that the run waits for, and that answered without a record of it: new machines, or emptied ones."""
-        awaited = self.without_record(run) if run.state == "waiting" else ()
-        return tuple(host for host in awaited if run.waits is None or host in run.waits.hosts)
+        """Hosts of a run that is not over, and that answered without a record of it: new machines, or emptied ones.
+
+        While the run waits, those that it waits for.
+        """
+        missing = self.without_record(run) if run.unfinished else ()
+        return tuple(host for host in missing if run.waits is None or host in run.waits.hosts)
 
 
 Answer = tuple[RunList, str]  # the runs of a host, and why its usual state folder is unusable, or ""

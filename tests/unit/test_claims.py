@@ -147,6 +147,13 @@ def listing(**parts: list[dict[str, Any]]) -> registry.Listing:
         fleet.close()
 
 
+@pytest.mark.parametrize(("state", "forgetful"), [("running", ("good2",)), ("waiting", ("good2",)), ("succeeded", ())])
+def test_a_host_that_has_lost_its_record_of_a_run_that_goes_on_is_named(state: str, forgetful: tuple[str, ...]) -> None:
+    """Such as a spot machine that was made anew."""
+    found = listing(good1=[part(0, GOOD, state=state)], good2=[])
+    assert found.forgetful(found.runs[0]) == forgetful
+
+
 def test_a_lie_changes_neither_the_state_nor_the_name_nor_the_order_of_runs() -> None:
     lie = part(0, GOOD, state="succeeded", name="x", started_at="2027-01-01T00:00:00.000000Z", attempt=9, ranks=99)
     newer = {"run_id": "20260102-000000-abcd", "started_at": "2026-01-02T00:00:00.000000Z"}

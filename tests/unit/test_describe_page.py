@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_relay import part_of
 
-from orchestrator.answers.recorded import Spec
+from orchestrator.answers.recorded import Drain, DrainFields, Spec
 from orchestrator.commands.describe import _if_head_lost, _lines, command_of
 from orchestrator.node.serve import runs
 from orchestrator.plan.run_program import RUN_PROGRAM, without_program
@@ -55,6 +55,14 @@ def test_what_follows_if_the_head_is_lost(head_lost: str, answer: str, follows: 
     run = Run("R", "R", "running", 1, "", {host: part_of(**team, host=host, node="abc".index(host)) for host in answer})
     spec = Spec((), "", "", {}, (), None, head_lost=head_lost, rejoin_timeout=60.0)
     assert _if_head_lost(run, spec) == follows
+
+
+def test_a_lost_host_that_was_drained_does_not_count_for_the_majority() -> None:
+    team = {"hosts": list("abcd"), "nprocs": [1, 1, 1, 1], "team": 4, "ranks": 4}
+    run = Run("R", "R", "running", 1, "", {host: part_of(**team, host=host, node="abcd".index(host)) for host in "acd"})
+    spec = Spec((), "", "", {}, (), None, head_lost="elect", rejoin_timeout=60.0)
+    assert _if_head_lost(run, spec) == "wait"
+    assert _if_head_lost(run, spec, [Drain("Drain", DrainFields(10.0, 1, "ann@laptop"))]) == "elect"
 
 
 def test_a_host_that_was_rebooted_has_no_place_in_the_attempt_of_the_others() -> None:

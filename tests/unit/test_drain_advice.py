@@ -7,6 +7,8 @@ from fake_relay import part_of
 
 from orchestrator.commands import drain
 from orchestrator.inventory.advice import AboutRun
+from orchestrator.inventory.model import parse
+from orchestrator.runs import newcomer
 from orchestrator.runs.registry import Run
 
 
@@ -32,3 +34,14 @@ def test_what_helps_is_possible_and_not_what_was_just_refused(
     assert all(word in said for word in helps), said
     assert not any(f" {word} " in said or f"ddp-orch {word}" in said for word in does_not_help), said
     assert "ddp-orch kill exp" in said
+
+
+@pytest.mark.parametrize(("epoch", "answer", "drained"), [(1, "ac", "b"), (1, "abc", None), (0, "ac", None)])
+def test_a_lost_host_is_to_be_drained_when_another_is_added_if_it_counts_for_elections(
+    epoch: int, answer: str, drained: str | None
+) -> None:
+    known = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 3, "ranks": 3, "epoch": epoch}
+    parts = {name: part_of(**known, node="abc".index(name), host=name) for name in answer}
+    run = Run("20260101-120000-0001", "exp", "running", 1, "", parts)
+    said = newcomer._describe_lost_voters(run, parse("hosts: [a, b, c]", "inventory.yaml"))
+    assert f"ddp-orch drain {run.run_id} {drained}" in said if drained else not said
