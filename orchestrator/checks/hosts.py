@@ -15,6 +15,7 @@ from statistics import median
 
 from ..answers.facts import Facts, Python
 from ..answers.hello import Hello
+from ..output.console import duration
 from ..output.finding import Finding, Severity
 from ..output.lines import rfc3339, whole_seconds
 from ..output.mask import hide_credentials
@@ -350,15 +351,9 @@ def _clocks(clocks: Mapping[str, tuple[float, float]], findings: Findings) -> No
         skew = least - usual if least > usual else most - usual if most < usual else 0.0
         if abs(skew) > CLOCK_SKEW:
             direction = "ahead of" if skew > 0 else "behind"
-            message = f"its clock is {_duration(abs(skew))} {direction} that of the other hosts"
+            message = f"its clock is {duration(abs(skew))} {direction} that of the other hosts"
             fix = "sudo timedatectl set-ntp true"
             findings.add("warning", "clock-skew", host, message, fix, f"date: {skew:+.1f} s")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 def path_arguments(plan: Plan) -> dict[str, str]:

@@ -17,11 +17,11 @@ from ..hosts.session import Session
 from ..inventory.advice import command
 from ..inventory.model import Host, Inventory
 from ..inventory.run_ids import RUN_NAME
-from ..output.console import Console, fold, fold_messages, number_of
+from ..output.console import Console, duration, fold, fold_messages, number_of
 from ..output.console import size as console_size
 from ..output.terminal import one_line
 from ..plan.code_files import make_results_folder
-from ..runs import choice, code_places, recent, registry
+from ..runs import choice, code_places, file_versions, recent, registry
 from ..runs.receiving import RemoteFile, Source, SourceListing, check_listing, download_files, refuse, size_of, totals
 from . import same_name
 from .context import (
@@ -107,6 +107,7 @@ def fetch(
         )
     if file_lists.count:
         console.note(f"outputs of {outputs.run} are in {folder}")
+        _note_newest(file_lists.outputs, console)
     _note_code_apart(outputs, file_lists, folder, console)
     _warn_of_newer_here(file_lists.newer_here, console)
     code = _conclude(outputs, {**file_lists.failed, **downloads.failed}, downloads.done, console)
@@ -148,6 +149,15 @@ class FileLists:
             for host, listings in self.listed.items()
             for listing in listings
             if listing.source.parts == CODE and listing.files and host not in self.failed
+        }
+
+    @property
+    def outputs(self) -> Mapping[str, list[RemoteFile]]:
+        """The files in the output folder of each host."""
+        return {
+            host: [file for listing in listings if listing.source.parts != CODE for file in listing.files]
+            for host, listings in self.listed.items()
+            if host not in self.failed
         }
 
     @property
@@ -253,12 +263,24 @@ def _note_code_apart(outputs: RunOutputs, file_lists: FileLists, folder: Path, c
         )
 
 
+def _note_newest(files: Mapping[str, list[RemoteFile]], console: Console) -> None:
+    for each in file_versions.compare(files):
+        has = "has" if len(each.newest) == 1 else "have"
+        console.note(
+            f"{fold(each.newest)} {has} the newest {_name(each.paths)}; "
+            f"on {fold(each.older)}, it is at least {duration(each.lag)} older"
+        )
+
+
+def _name(paths: Sequence[str | Path]) -> str:
+    more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
+    return one_line(", ".join(map(str, paths[:MOST_NAMED]))) + more
+
+
 def _warn_of_newer_here(newer: Mapping[str, list[Path]], console: Console) -> None:
     for host, paths in sorted(newer.items()):
-        more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
-        named = one_line(", ".join(map(str, paths[:MOST_NAMED])))
         console.warning(
-            f"{host}: not downloaded, because the file here is newer: {named}{more}. To get the host's, rename it "
+            f"{host}: not downloaded, because the file here is newer: {_name(paths)}. To get the host's, rename it "
             "here, or give another folder with -o DIR"
         )
 

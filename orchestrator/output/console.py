@@ -133,6 +133,13 @@ def size(count: int) -> str:
     return f"{count / 1e3:.1f} kB"
 
 
+def duration(seconds: float) -> str:
+    """`90 s`, `35 min`, `7 h`, `3 days`."""
+    units = (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800))
+    text = next((f"{seconds / unit:.0f} {name}" for name, unit, most in units if seconds < most), None)
+    return text or f"{seconds / 86400:.0f} days"
+
+
 def all_but(hosts: Iterable[str]) -> str:
     """The pattern for `--hosts` that excludes these: `!gpu-[01-03]!lovelace`."""
     return "".join(f"!{part}" for part in re.split(r",(?![^\[]*\])", fold(hosts)))  # the comma in gpu[1,3] stays

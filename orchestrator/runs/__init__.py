@@ -42,6 +42,7 @@ signaling    sends signals to ranks, and has them save a snapshot
 shell        joins the terminal here to a command next to a run
 forwarding   joins connections here to a port of a host
 receiving    downloads files (`fetch`)
+file_versions  whose version of a file is the newest
 code_places  keeps files apart that different runs have written beside their code
 local_code   finds the line of a traceback in the files here
 missing_modules  says how to install a module that the ranks could not import

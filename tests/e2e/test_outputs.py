@@ -7,8 +7,10 @@ import re
 import sys
 from pathlib import Path
 
+from lab.lab import Lab
 from lab.waiting import wait_until
 
+from . import driver
 from .local import orch
 
 TRAIN = """
@@ -297,3 +299,17 @@ def test_of_a_run_that_goes_on_fetch_says_so(tmp_path: Path) -> None:
     assert (while_running, after_it) == (1, 0)
     over = orch(tmp_path, "logs", "-f", "mine")
     assert over.returncode == 130 and "ddp-orch restart mine" in over.stderr
+
+
+def test_fetch_names_the_host_whose_file_is_the_newest(lab2: Lab) -> None:
+    saves = """
+import os, time
+path = os.environ["DDP_ORCH_OUTPUT_DIR"] + "/ckpt.pt"
+open(path, "w").close()
+written = time.time() - 2100 * (1 - int(os.environ["RANK"]))
+os.utime(path, (written, written))
+"""
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    driver.ok(driver.orch(lab2, "up", inventory, "--name", "mine", "--", driver.script(lab2, saves)))
+    told = driver.ok(driver.orch(lab2, "fetch", "mine", "-i", inventory)).stderr
+    assert re.search(r"node-1 .*newest ckpt\.pt; .*node-0\b.* 35 min\b", told), told
