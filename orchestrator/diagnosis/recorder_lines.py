@@ -17,6 +17,11 @@ ATTEMPT = re.compile(r"ddp-orch: attempt (?P<attempt>\d+) on (?P<hosts>.*)")
 LOST = re.compile(
     r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:(?:host|head) lost\b|the host was restarted)"
 )
+CUT_RANKS = re.compile(
+    r"ddp-orch: first failure: \S+: host lost on the network of the ranks: .*\bat (?P<address>\S+) for "
+)
+UNREACHED = re.compile(r"ddp-orch: (?P<host>\S+) does not reach (?P<head>\S+) at (?P<address>\S+), on the network of ")
+REACHED = "ddp-orch: {host} reaches {head} at {address} again"
 RESTARTED = re.compile(r"ddp-orch: first failure(?:, seen late)?: \S+: the host was restarted")
 KILLED_GUARD = re.compile(
     r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:the|its) guard (?:and recorder )?w"
@@ -161,6 +166,15 @@ def find_silent_head(recorder: Sequence[LogLine]) -> tuple[str, float, LogLine] 
     for line in _find_fences(recorder):
         if (match := FENCES.match(line.text)) and match["head"] and match["head"] != line.host:
             return match["head"], float(match["silence"]), line
+    return None
+
+
+def find_cut_ranks(recorder: Sequence[LogLine]) -> tuple[str, str, LogLine] | None:
+    """A host whose ranks may hang, as their network does not reach the head, that address, and the line about it."""
+    lines = [line.text for line in recorder]
+    for line in recorder:
+        if (match := UNREACHED.match(line.text)) and REACHED.format(**match.groupdict()) not in lines:
+            return match["host"], match["address"], line
     return None
 
 

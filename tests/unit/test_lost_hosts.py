@@ -237,3 +237,27 @@ def test_a_run_that_waits_for_its_head_tells_why(head: str | None, state: str) -
         assert [(number, cause.code, cause.hosts) for number, cause in found.earlier] == [(1, "host-lost", ("a",))]
     else:
         assert found.earlier == ()
+
+
+UNREACHED = (
+    "ddp-orch: node-2 does not reach node-0 at 10.78.0.1, on the network of the ranks; it answers elsewhere. Ranks "
+    "that hang for 30 s are stopped"
+)
+CUT_RANKS = (
+    "ddp-orch: first failure: node-2: host lost on the network of the ranks: it does not reach node-0 at 10.78.0.1 "
+    "for 31 s, though it answers elsewhere; stopping all nodes"
+)
+
+
+def test_a_host_that_was_cut_off_on_the_network_of_the_ranks_did_not_go_down() -> None:
+    found = earlier([*STEPS, agent(20.0, "node-0", UNREACHED), agent(40.0, "node-0", CUT_RANKS)])
+    assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-2",), "high")
+    assert "10.78.0.1" in found.message and "ip link" in found.fix
+
+
+def test_ranks_that_hang_at_the_moment_are_explained_by_their_network_unless_it_is_back() -> None:
+    back = agent(25.0, "node-0", "ddp-orch: node-2 reaches node-0 at 10.78.0.1 again")
+    cut = agent(20.0, "node-0", UNREACHED)
+    found = earlier([*STEPS, cut])
+    assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-2",), "medium")
+    assert earlier([*STEPS, cut, back]).code != "host-lost"

@@ -29,6 +29,14 @@ SEVERAL_CUT_OFF = (
 PARTED = (
     "The network between these hosts failed. They did not go down: each logged that it heard too few of the others."
 )
+CUT_RANKS = (
+    "The network that the ranks use is cut between this host and {address}, so they hang. The host did not go down: it "
+    "answers on another network."
+)
+CHECK_RANKS = (
+    "Check that network on this host: `ip link`, `ethtool INTERFACE`, the cable and the switch port. To train on "
+    "another network that the hosts share, set `interface` in the inventory, and run `ddp-orch restart`."
+)
 CUT_OFF_MAYBE_MORE = (
     "The network cut this host off from the others, and perhaps other hosts too. It did not go down: it logged that it "
     "heard nothing from them."
@@ -66,7 +74,7 @@ def add_lost_host(suspects: Suspects, scene: Scene) -> Suspects:
         found = _explain_cut(found, silence, scene)
     if found:
         return (*suspects, *found, *_lost_too(found, scene))
-    return (*suspects, *_silent_head(scene))
+    return (*suspects, *_silent_head(scene), *_cut_ranks(scene))
 
 
 def _loss_of(host: str, scene: Scene) -> Suspect:
@@ -80,6 +88,8 @@ def _loss_of(host: str, scene: Scene) -> Suspect:
     restarted = recorder_lines.RESTARTED.match(lines[0].text) is not None
     why = f"{host} was restarted" if restarted else f"{host} became unreachable"
     suspect = Suspect("host-lost", REPORTED, lines[0], None, host, "high", why)
+    if match := recorder_lines.CUT_RANKS.match(lines[0].text):
+        return replace(suspect, why="", meaning=CUT_RANKS.format(address=match["address"]), fix=CHECK_RANKS)
     cut_off = recorder_lines.find_cut_off(own, host)
     if cut_off is None or restarted:
         return suspect
@@ -129,3 +139,13 @@ def _silent_head(scene: Scene) -> Suspects:
     host, seconds, line = silent
     line = replace(line, at=None if line.at is None else line.at - seconds)  # what followed came later
     return (Suspect("host-lost", SILENT_HEAD, line, None, host, "medium", "the other hosts heard nothing from it"),)
+
+
+def _cut_ranks(scene: Scene) -> Suspects:
+    """A host whose ranks may hang at the moment."""
+    cut = recorder_lines.find_cut_ranks(scene.recorder_lines)
+    if cut is None:
+        return ()
+    host, address, line = cut
+    meaning = CUT_RANKS.format(address=address)
+    return (Suspect("host-lost", SILENT_HEAD, line, None, host, "medium", meaning=meaning, fix=CHECK_RANKS),)

@@ -11,7 +11,7 @@ FAILURE_GRACE = 1.0
 KILL_WINDOW = 2.0
 
 # codes of problems with which no attempt can succeed; with any other a host is used where there is no spare
-UNFIT = ("gpu-lost", "disk-full", "filesystem-hung", "gloo-ifname-no-match", "nccl-ib-link-fault")
+UNFIT = ("gpu-lost", "disk-full", "filesystem-hung", "gloo-ifname-no-match", "nccl-wrong-nic", "nccl-ib-link-fault")
 
 
 def kill_window(lease: float, elects: bool) -> float:

@@ -85,6 +85,10 @@ def subnet_of(address: str) -> Optional[ipaddress.IPv4Network]:
     return ipaddress.IPv4Network("%s/%s" % (address, socket.inet_ntoa(mask)), strict=False)
 
 
+def is_in(address: str, subnet: ipaddress.IPv4Network) -> bool:
+    return ":" not in address and ipaddress.IPv4Address(address) in subnet
+
+
 def nccl_name(interface: str) -> str:
     """For NCCL_SOCKET_IFNAME, which matches by prefix: `=eth1` where there is an eth10 too."""
     others = [name for _, name in socket.if_nameindex() if name != interface and name.startswith(interface)]

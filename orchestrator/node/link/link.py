@@ -18,7 +18,7 @@ import os
 import socket
 import struct
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 BEAT = 1.0  # s between messages when there is nothing to say
 LEASE = 8.0  # s without a message after which the other side counts as lost, where the spec has none
@@ -98,6 +98,13 @@ class Link:
     def local_address(self) -> str:
         """The address of this host that the other side has reached."""
         return str(self._socket.getsockname()[0])
+
+    def ends(self) -> Optional[Tuple[str, str]]:
+        """The addresses of this host and of the other one; None: it is no longer connected."""
+        try:
+            return self.local_address(), str(self._socket.getpeername()[0])
+        except OSError:
+            return None
 
     def wants_write(self) -> bool:
         return bool(self._out)

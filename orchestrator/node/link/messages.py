@@ -84,6 +84,12 @@ def silence(message: Any) -> Dict[str, Any]:
     }
 
 
+def cut(message: Any) -> Tuple[float, str]:
+    """For how many seconds a node has not reached the head on the network of the ranks, and its address there."""
+    message = object_of(message)
+    return _number(message.get("seconds")), text(message.get("address"))
+
+
 def checked(message: Any) -> Dict[str, Any]:
     """Whether a host is well enough for an attempt."""
     message = object_of(message)

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from ..host import health, network, processes, state
 
@@ -139,11 +139,17 @@ class HealthCheck:
 
 def interfaces(spec: Dict[str, Any], address: Optional[str]) -> List[str]:
     """The interfaces that the run uses here: that of its own traffic, and those that NCCL and gloo are told to use."""
-    names = [] if address is None else [network.interface_of(address)]
+    own = "" if address is None else network.interface_of(address)
+    return sorted({own, *named_interfaces(spec)} - {""})
+
+
+def named_interfaces(spec: Dict[str, Any]) -> List[str]:
+    """The interfaces of this host that NCCL and gloo are told to use by name."""
     environment = {**spec["auto_env"], **spec["env"]}
     existing = [name for _, name in socket.if_nameindex()]
+    names: Set[str] = set()
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = environment.get(variable, "")
         prefixes = [] if value.startswith("^") or "{" in value else value.lstrip("=").split(",")
-        names += [name for name in existing for prefix in prefixes if prefix and name.startswith(prefix)]
-    return sorted(set(filter(None, names)))
+        names.update(name for name in existing for prefix in prefixes if prefix and name.startswith(prefix))
+    return sorted(names)

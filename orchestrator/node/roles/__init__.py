@@ -7,6 +7,8 @@ detour           connections between nodes that are not the head
 node_watch       when the head last received something from each node
 server_probes    whether the SSH server of a silent node answers
 rank_silence     for how long the ranks have printed nothing
+rank_network     whether a node reaches the head on the network of the ranks
+network_watch    on the head: when ranks hang because it does not
 loss_watch       whether a rank has printed a loss that is not finite
 gang_log         the events of the gang, as a file
 finisher         carries out `finish`: signals, waits for the snapshot, stops

@@ -14,6 +14,7 @@ from ..link.peers import TICK, ClusterLink, RecorderApi
 from ..recorder import notify, saved_line
 from . import narration, shown_state
 from .detour import Received
+from .rank_network import RankNetwork
 from .transport import Transport
 
 REDIAL = 0.3  # s between tries to reach the head
@@ -53,6 +54,7 @@ class WorkerLink(ClusterLink):
         self._ended = False
         self._node_rank: Optional[int] = None  # in the newest attempt
         self._saved = saved_line.Watch(recorder.folder)
+        self._rank_network = RankNetwork(self._spec)
         self._show(None)  # without that of our predecessor
 
     def links(self) -> List[Link]:
@@ -129,6 +131,7 @@ class WorkerLink(ClusterLink):
         self._order = order
         if isinstance(order, gang_events.Run):
             self._node_rank = order.node_rank
+            self._rank_network.begin(order)
         if isinstance(order, gang_events.End):
             self._send({"told": True})
         self._recorder.obey(order, until)
@@ -207,7 +210,8 @@ class WorkerLink(ClusterLink):
         return [] if address is None else [address]
 
     def on_checked(self, attempt: int, problems: List[Dict[str, str]]) -> None:
-        self._send({"checked": {"attempt": attempt, "problems": problems}})
+        cut = self._rank_network.problem()
+        self._send({"checked": {"attempt": attempt, "problems": problems + ([cut] if cut else [])}})
 
     def on_status(self, status: Dict[str, Any]) -> None:
         self._send(dict(self._dated(), status=status))
@@ -247,6 +251,7 @@ class WorkerLink(ClusterLink):
                 self._close(link)
         if self._link is None and now >= self._redial_at:
             self._link = self._dial()
+        self._rank_network.look(self._link if self._link and self._link.ready else None, *self._endpoint())
         if now >= self._beat_at:
             self._beat_at = now + beat(self._lease)
             self._beat(now - self._link.heard_at if self._link is not None else 0.0)
@@ -272,8 +277,11 @@ class WorkerLink(ClusterLink):
 
     def _of_ranks(self) -> Dict[str, Any]:
         """What the head wants to know of the ranks here."""
-        silence = {"silence": self._recorder.silence()}
-        return dict(silence, saved=self._saved.attempt) if self._saved.look() else silence
+        news: Dict[str, Any] = {"silence": self._recorder.silence()}
+        if self._saved.look():
+            news["saved"] = self._saved.attempt
+        cut = self._rank_network.cut()
+        return news if cut is None else dict(news, cut=cut)
 
     def _begun(self) -> bool:
         """Whether this node has had a part in the run, also with a guard before this one."""

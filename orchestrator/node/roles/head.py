@@ -19,6 +19,7 @@ from .detour import Received
 from .finisher import Finisher
 from .gang_log import EventLog, GangLog, first_state
 from .loss_watch import LossWatch
+from .network_watch import NetworkWatch
 from .node_watch import NodeWatch
 from .rank_silence import RankSilence, ranks_of
 from .resumption import Resumption
@@ -58,6 +59,7 @@ class HeadLink(ClusterLink):
         self._has_met = len(self._spec["nodes"]) == 1  # whether another node has joined, if there are others
         self._team_requests: Set[str] = set()  # requests that the gang has decided on
         self._silence = RankSilence(self._spec, recorder.say, self._notify)
+        self._networks = NetworkWatch(self._hosts, self._lease, recorder.say)
         self._losses = LossWatch(recorder.folder, recorder.notify, self._notify)
         self._log: EventLog = self._open_log()
         if self._log.started_at is not None:
@@ -172,6 +174,7 @@ class HeadLink(ClusterLink):
             self._resumption.on_server(number, messages.output_server(message["resume"]))
         if "silence" in message:
             self._silence.hear(number, messages.silence(message["silence"]))
+            self._networks.hear(number, messages.cut(message["cut"]) if "cut" in message else None)
         if message.get("told") is True:
             self._told.add(number)
         if "saved" in message:
@@ -278,6 +281,9 @@ class HeadLink(ClusterLink):
         stall = self._silence.look(self._state)
         if stall is not None:
             self._step(gang_events.Stalled(self._state.attempt, stall.quiet, stall.frozen, self._now()))
+        cut = self._networks.look(self._state, self._silence.quiet(self._state), self._now())
+        if cut is not None:
+            self._step(gang_events.Failed(cut["node"], self._state.attempt, cut, self._now()))
         if self._state.phase is Phase.RUNNING:
             self._losses.look(self._state.attempt, now)
         self._reach(nodes, now)
@@ -399,6 +405,7 @@ class HeadLink(ClusterLink):
     def _narrate(self, before: State, after: State) -> None:
         if after.attempt != before.attempt:
             self._silence.clear()
+            self._networks.clear()
         for line in narration.lines(before, after):
             self._recorder.say(line)
         if narration.plans_restart(before, after):

@@ -31,12 +31,18 @@ class RankSilence:
         """Another attempt begins."""
         self._by_node.clear()
 
+    def quiet(self, state: State) -> Optional[float]:
+        """Seconds since a rank of the attempt printed a line; None: a node has not told yet."""
+        if not all(node in self._by_node for node in state.team):
+            return None
+        return min((float(self._by_node[node]["quiet"]) for node in state.team), default=None)
+
     def look(self, state: State) -> Optional[Stall]:
         """Returns a stall that is longer than the limit. Without a limit, warns of it."""
-        if gang_orders.label(state) != "running" or not all(node in self._by_node for node in state.team):
+        quiet = self.quiet(state)
+        if gang_orders.label(state) != "running" or quiet is None:
             return None
         reports = {number: self._by_node[number] for number in state.team}
-        quiet = min(report["quiet"] for report in reports.values())
         frozen = {
             str(number): [rank for rank in report["frozen"] if rank in ranks_of(state, number)]
             for number, report in reports.items()

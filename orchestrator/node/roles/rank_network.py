@@ -1,0 +1,128 @@
+"""Whether the network of the ranks reaches the head. A host may have another one on which the link goes on.
+
+Ranks that use a network which is cut hang, until NCCL or gloo gives up many minutes later.
+"""
+
+import errno
+import select
+import socket
+import time
+from typing import Any, Dict, NamedTuple, Optional, Sequence
+
+from ..gang.gang_events import Run
+from ..host import network
+from ..link.link import Link
+from ..recorder.health_check import named_interfaces
+
+WINDOW = 3.0  # s for a connection
+LEAST = 2 * WINDOW  # s: a shorter cut may be packets that were lost
+INTERVAL = 5.0  # s between two tries while the network works, and the link does not use it
+LINK_IS_HEARD = 3.0  # s: a link on the network of the ranks that was heard then shows that it works
+
+
+class Path(NamedTuple):
+    own: str  # addresses
+    head: str
+
+
+class RankNetwork:
+    """The times are by the monotonic clock. `look` has to be called about once a second."""
+
+    def __init__(self, spec: Dict[str, Any]) -> None:
+        self._spec = spec
+        self._attempt = 0
+        self._begun: Optional[Run] = None  # until its path is known
+        self._path: Optional[Path] = None
+        self._works_at = 0.0
+        self._is_cut = False  # the last try has failed
+        self._probe: Optional[socket.socket] = None
+        self._tries_at = 0.0  # when the next try begins; while it lasts: when it began
+
+    def begin(self, run: Run) -> None:
+        """This node takes part in an attempt."""
+        if run.attempt != self._attempt:
+            self._attempt, self._begun, self._path = run.attempt, run, None
+            self._end_try(False)
+
+    def look(self, link: Optional[Link], head_addresses: Sequence[str], port: int) -> None:
+        """`link`: to the head, if there is one that is ready. `head_addresses`, `port`: where the head listens."""
+        now = time.monotonic()
+        if self._begun is not None:
+            self._path = _path_of(self._spec, self._begun, head_addresses)
+            self._begun = None
+            self._works_at, self._tries_at = now, now + INTERVAL
+        if self._path is None:
+            return
+        if link is not None and now - link.heard_at < LINK_IS_HEARD and link.ends() == self._path:
+            self._works_at = link.heard_at
+            self._end_try(False)
+        elif self._probe is not None:
+            self._hear(self._probe, now)
+        elif now >= self._tries_at:
+            self._try(self._path, port, now)
+
+    def cut(self) -> Optional[Dict[str, Any]]:
+        """`seconds` since the network worked last, and the `address` of the head there; None: it works."""
+        seconds = time.monotonic() - self._works_at
+        if self._path is None or not self._is_cut or seconds < LEAST:
+            return None
+        return {"seconds": seconds, "address": self._path.head}
+
+    def problem(self) -> Optional[Dict[str, str]]:
+        """For the health check."""
+        cut = self.cut()
+        if cut is None:
+            return None
+        text = "it does not reach %s, the address of the head on the network of the ranks" % cut["address"]
+        return {"code": "nccl-wrong-nic", "text": text}
+
+    def _try(self, path: Path, port: int, now: float) -> None:
+        family = socket.AF_INET6 if ":" in path.head else socket.AF_INET
+        probe = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        probe.setblocking(False)
+        self._probe, self._tries_at = probe, now
+        try:
+            probe.bind((path.own, 0))
+            error = probe.connect_ex((path.head, port))
+        except OSError:  # this host has lost its address
+            error = errno.ENETUNREACH
+        if error != errno.EINPROGRESS:
+            self._conclude(error, now)
+
+    def _hear(self, probe: socket.socket, now: float) -> None:
+        poll = select.poll()
+        poll.register(probe, select.POLLOUT)
+        if poll.poll(0):
+            self._conclude(probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), now)
+        elif now - self._tries_at > WINDOW:
+            self._conclude(errno.ETIMEDOUT, now)
+
+    def _conclude(self, error: int, now: float) -> None:
+        works = error in (0, errno.ECONNREFUSED)  # nobody may listen there
+        self._end_try(not works)
+        if works:
+            self._works_at = now
+            self._tries_at = now + INTERVAL
+
+    def _end_try(self, is_cut: bool) -> None:
+        self._is_cut = is_cut
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+
+
+def _path_of(spec: Dict[str, Any], run: Run, head_addresses: Sequence[str]) -> Optional[Path]:
+    """From this host to the head on the network that the ranks use, as far as it is known."""
+    if run.nnodes == 1:
+        return None
+    named = named_interfaces(spec) or ([] if spec["interface"] == "auto" else [spec["interface"]])
+    try:
+        towards_head = spec.get("cluster_address") or network.source_address(run.master_addr)
+        if not named or network.interface_of(towards_head) in named:
+            return Path(towards_head, run.master_addr)
+        own = network.address_of(named[0])
+        subnet = network.subnet_of(own) if own is not None and len(named) == 1 else None
+    except OSError:
+        return None
+    found = (address for address in head_addresses if subnet is not None and network.is_in(address, subnet))
+    return next((Path(str(own), address) for address in found), None)
