@@ -59,6 +59,8 @@ class Ending:
     remaining: tuple[Remaining, ...]
     containers: tuple[Container, ...] = field(default=(), kw_only=True)
     """Containers of the runs, of which none is left."""
+    autostart_removed: bool = field(default=False, kw_only=True)
+    """Whether the host would have started a guard of the run at its next boot (run.autostart)."""
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,10 @@ class Part:
     """The output folder, if it is on a disk that all hosts share (run.output)."""
     resume: Literal["none", "head", "newest", "union"] = "none"
     """Whose outputs all hosts get before an attempt (run.resume)."""
+    autostart: Literal["none", "cron", "systemd"] = "none"
+    """What starts a guard of the run again when the host is booted (run.autostart)."""
+    rejoins: bool = False
+    """Whether the host has no guard of the run, which is not over, and will start one when it is booted."""
     waits: Waits | None = None
     """What the run waits for, if it does and this host knows."""
     suspects: tuple[HostName, ...] = ()

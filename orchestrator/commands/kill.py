@@ -14,7 +14,7 @@ from ..inventory.model import Host, Inventory
 from ..inventory.run_ids import RUN_ID
 from ..output.console import Console, fold, number_of
 from ..output.terminal import one_line
-from ..runs import choice, ending, queueing, registry
+from ..runs import choice, ending, queueing, registry, rejoining
 from ..runs.ending import KillProof, KillTargets
 from ..runs.queued_runs import QueuedRun
 from ..runs.registry import Listing, Run
@@ -39,7 +39,7 @@ class KillOptions:
 
     @property
     def stops_newest(self) -> bool:
-        """Without RUN, the newest unfinished run is stopped."""
+        """Without RUN, the newest run that is not over is stopped."""
         return not (self.leftovers or self.everything or self.forced_only) and self.run_name is None
 
     def command(self, *words: str) -> str:
@@ -95,6 +95,9 @@ def kill(
         kill_all = options.command("--all")
         verb = "run {} is" if len(still_running) == 1 else "runs {} are"
         console.note(f"{verb.format(', '.join(still_running))} still running. To stop all of your runs: {kill_all}")
+    if run_name is None and not options.forced_only:
+        for run in (run for run in listing.runs if run not in runs):
+            rejoining.note(run, options.command(run.run_id), console)
     if run_name is not None and (others := [run.run_id for run in _same_name(runs, run_name, listing)]):
         console.note(
             f"still running, and also called {run_name}: {', '.join(others)}. To stop it: {options.command(others[-1])}"
@@ -220,7 +223,7 @@ def _runs_to_stop_now(options: KillOptions, listing: Listing) -> Sequence[Run]:
         return [run] if run is not None and _is_meant(run, options.run_name, listing.late) else []
     if options.leftovers or options.forced_only:
         return []  # each host cleans up after its own runs; no other host decides about them
-    return [run for run in listing.runs if run.broken or (options.everything and run.unfinished)]
+    return [run for run in listing.runs if run.broken or (options.everything and not run.is_over)]
 
 
 def _is_meant(run: Run, run_name: str, late: Collection[str]) -> bool:
@@ -242,7 +245,7 @@ def _runs_to_stop(options: KillOptions, listing: Listing, console: Console) -> S
     """The runs that are to be stopped, once every host has answered or failed."""
     if options.run_name is not None:
         return [choice.choose(listing, options.run_name, options.inventory.path)]
-    newest_run = [run for run in listing.runs if run.unfinished][-1:] if options.stops_newest else []
+    newest_run = [run for run in listing.runs if not run.is_over][-1:] if options.stops_newest else []
     for run in list(newest_run):
         if silent_hosts := set(listing.failed) - set(run.hosts):
             console.warning(f"{_may_have(silent_hosts)}. To stop {run.run_id} anyway: {options.command(run.run_id)}")
@@ -259,7 +262,7 @@ def _describe_waiting(options: KillOptions, listing: Listing) -> str:
         return "waiting, because no other host has this run"
     if options.run_name is not None:
         return f"waiting, because {options.run_name!r} may be a run there. With a whole id, kill does not wait."
-    newest = [run.run_id for run in listing.runs if run.unfinished][-1:]
+    newest = [run.run_id for run in listing.runs if not run.is_over][-1:]
     at_once = "".join(f". To stop {run_id} at once: {options.command(run_id)}" for run_id in newest)
     return f"waiting, because {_may_have(listing.late)}{at_once}"
 
@@ -306,10 +309,19 @@ def print_result(result: KillProof, runs: Sequence[Run], inventory: str, console
         hosts = len({host for host, _ in result.killed})
         where = f" on {number_of(hosts, 'host')}" if hosts else ""
         proof = "" if result.remaining or result.failed else "; verified: none left"
-        if count or any(run.unfinished or run.broken for run in runs):
+        if count or any(run.broken or not run.is_over for run in runs):
             processes = number_of(count, "process", "processes")
             console.note(f"stopped {run_ids or 'leftovers'}: {processes}{where}{proof}")
         else:
             console.note(f"run {run_ids} had already ended ({runs[0].state}); no process of it was left")
     elif not (result.remaining or result.failed or result.left_queue):
         console.note("nothing to stop")
+    if result.autostart_removed:
+        console.note(_describe_autostart(result, runs))
+
+
+def _describe_autostart(result: KillProof, runs: Sequence[Run]) -> str:
+    hosts = result.autostart_removed
+    rejoined = [run.run_id for run in runs if any(run.parts[host].rejoins for host in hosts if host in run.parts)]
+    end = "" if result.failed else ", so it will not start again at a boot"  # hosts without an answer may have theirs
+    return f"removed the autostart line of {', '.join(rejoined or [run.run_id for run in runs])} on {fold(hosts)}{end}"

@@ -62,7 +62,7 @@ def _finished(run_names: Collection[str], fleet: Fleet, inventory: Inventory) ->
     listing = registry.find(fleet, inventory.machines)
     runs = [choice.choose(listing, name, inventory.path) for name in run_names]
     for run in runs:
-        if run.unfinished or run.broken:
+        if not run.is_over or run.broken:
             kill = advice.command("kill", run.run_id, inventory=inventory.path)
             raise UsageError(f"run {run.run_id} has not ended, so nothing was deleted. To stop it: {kill}")
     return [run.run_id for run in runs]

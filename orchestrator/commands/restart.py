@@ -69,7 +69,7 @@ def restart(
                     console.note(f"run {run.run_id} was not stopped: the new run could not start")
                     raise
                 _stop(run, of_run, inventory, fleet, console)
-            elif run.broken:
+            elif run.broken or run.rejoining:
                 _kill(run, of_run, fleet)
             stack.close()  # the connections
             console.step(f"starting it again: {hide_credentials(again.command(started.inventory))}")

@@ -3,6 +3,7 @@
 registry     which runs exist on which hosts
 choice       which one of them is meant
 waiting      says which hosts a run waits for
+rejoining    says which hosts start a run again when they are booted, while no host has it
 recent       the runs started from this machine
 probe        asks hosts for their facts, and checks them
 find_pythons  looks on hosts for Python with torch, GPUs and networks (`init`)

@@ -41,6 +41,11 @@ class KillProof:
         return [(host, process) for host, ending in self.endings for process in ending.remaining]
 
     @property
+    def autostart_removed(self) -> list[str]:
+        """Hosts that would have started a run again when they are booted."""
+        return sorted({host for host, ending in self.endings if ending.autostart_removed})
+
+    @property
     def memory_freed(self) -> list[tuple[str, str]]:
         """Segments of shared memory."""
         return [(host, file) for host, ending in self._leftovers for file in ending.memory_freed]
@@ -76,6 +81,7 @@ class KillProof:
             "remaining": [dict(zip(("host", "pid", "owner", "why"), row, strict=True)) for row in remaining],
             "unreachable": sorted(self.failed),
             **({"containers_removed": containers} if containers else {}),
+            **({"autostart_removed": self.autostart_removed} if self.autostart_removed else {}),
             **({"left_queue": list(self.left_queue)} if self.left_queue else {}),
         }
 

@@ -41,7 +41,15 @@ class QueuedRun:
         }
         nodes = [{"host": host, **unknown} for host in self.hosts]
         known = {"run_id": self.run_id, "name": self.name, "state": "queued"}
-        return {**known, "attempt": 0, "started_at": None, "waits": None, "suspects": [], "nodes": nodes}
+        return {
+            **known,
+            "attempt": 0,
+            "started_at": None,
+            "waits": None,
+            "suspects": [],
+            "rejoining": [],
+            "nodes": nodes,
+        }
 
 
 def find(queued: Sequence[QueuedRun], run: str) -> QueuedRun | None:

@@ -56,6 +56,18 @@ class Run:
         return self.state in UNFINISHED
 
     @property
+    def rejoining(self) -> tuple[str, ...]:
+        """If no host has a guard of the run, but some start one when they are booted (run.autostart): these hosts."""
+        if self.unfinished or self.verdict is not None:
+            return ()
+        return tuple(host for host in self.nodes if self.parts[host].rejoins)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and no host starts it again by itself."""
+        return not (self.unfinished or self.rejoining)
+
+    @property
     def broken(self) -> bool:
         """The run has finished, but a host still has an unfinished part of it."""
         return not self.unfinished and any(part.unfinished for part in self.parts.values())
@@ -217,6 +229,7 @@ class Run:
             "started_at": self.started_at,
             "waits": {"hosts": self.waits.hosts, "until": rfc3339(self.waits.until)} if self.waits else None,
             "suspects": list(self.suspects),
+            "rejoining": list(self.rejoining),
             "nodes": nodes,
         }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import stand_in_crontab
 
 from orchestrator.node.guard import autostart
 from orchestrator.node.host import crontab, state
+from orchestrator.node.serve import retire
 
 RUN = "20261123-150000-abcd"
 OWN = "0 5 * * * printf 'a\\tb\\n' | grep -c '100\\%'"
@@ -92,3 +95,21 @@ def test_the_line_waits_until_the_disk_with_the_state_folder_is_mounted(table: P
 
 def test_the_line_has_no_character_that_only_some_crons_give_a_meaning() -> None:
     assert "%" not in crontab.removal(RUN)  # a newline to cron, unless escaped; not to that of busybox
+
+
+def set_age(folder: Path, seconds: float) -> None:
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+@pytest.mark.usefixtures("table")
+def test_a_run_that_this_host_rejoins_is_not_deleted_for_a_week_but_one_whose_line_is_gone_is() -> None:
+    folder = Path(state.run_folder(RUN))
+    keep = {"runs": 0, "days": 14}
+    set_age(folder, 2 * 3600)
+    assert (retire.look(keep)["due"], retire.look(keep)["others"]) == ([], [RUN])
+    set_age(folder, 8 * 86400)
+    assert [due["run_id"] for due in retire.look(keep)["due"]] == [RUN]
+    set_age(folder, 2 * 3600)
+    crontab.remove(RUN)
+    assert [due["run_id"] for due in retire.look(keep)["due"]] == [RUN]

@@ -157,3 +157,27 @@ def test_a_name_that_no_host_knows_any_more_is_not_taken_for_a_typing_mistake(
     # a host that did not answer may know it
     assert "deleted" not in unknown("expo", {"b": UnreachableError("b: silent")})
     assert "deleted" not in unknown("expo", path=tmp_path / "other.yaml")
+
+
+REJOINS: dict[str, Any] = {"state": "lost", "autostart": "cron", "rejoins": True}
+
+
+def test_a_run_that_no_host_has_is_not_over_while_a_host_rejoins_it() -> None:
+    assert of_two("lost", **REJOINS).rejoining == ("b",) and not of_two("lost", **REJOINS).is_over
+    assert of_two("lost").is_over
+    assert of_two("running", **REJOINS).rejoining == ()
+
+
+def test_a_run_is_over_though_a_host_that_was_off_at_its_end_would_rejoin_it() -> None:
+    ended = part_of(**STOPPED, hosts=["a", "b"], nprocs=[1, 1], team=2, ranks=2)
+    run = of_two("lost", **REJOINS)
+    assert Run(RUN_ID, "exp", "stopped", 2, STARTED, {"a": ended, "b": run.parts["b"]}).is_over
+
+
+@pytest.mark.parametrize(("flag", "stops"), [("", True), ("everything", True), ("leftovers", False)])
+def test_kill_takes_a_run_that_a_host_rejoins_for_unfinished(flag: str, stops: bool) -> None:
+    inventory = model.parse("hosts: [a, b]", "i.yaml")
+    options = kill.KillOptions(None, inventory, flag == "leftovers", flag == "everything", {}, None)
+    listing = Listing((of_two("lost", **REJOINS),), {}, frozenset("ab"))
+    runs = kill._runs_to_stop(options, listing, Console(io.StringIO(), False))
+    assert [run.run_id for run in runs] == [RUN_ID] * stops

@@ -120,7 +120,7 @@ def test_a_run_that_is_over_is_broken_while_a_part_of_it_goes_on() -> None:
 
 def test_ps_has_the_keys_it_promises_and_no_pid_of_what_is_over() -> None:
     told = run("x", state="running", b=part(1, "failed"), a=part(0)).as_dict()
-    assert list(told) == ["run_id", "name", "state", "attempt", "started_at", "waits", "suspects", "nodes"]
+    assert list(told) == ["run_id", "name", "state", "attempt", "started_at", "waits", "suspects", "rejoining", "nodes"]
     assert told["nodes"] == [
         {
             "host": "a",

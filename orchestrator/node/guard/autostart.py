@@ -50,6 +50,11 @@ def is_installed(folder: str) -> bool:
     return os.path.exists(os.path.join(folder, RECORD))
 
 
+def rejoins(folder: str) -> bool:
+    """Whether this host has the line or the unit that starts a guard of this run, which has none, at the next boot."""
+    return is_installed(folder) and os.path.basename(folder) in run_ids()
+
+
 def remove(folder: str) -> None:
     """Undo `install`; the folder may be gone. A line that cannot be removed now removes itself at the next boot."""
     with contextlib.suppress(OSError):

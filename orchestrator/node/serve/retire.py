@@ -13,12 +13,14 @@ import shutil
 import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from ..guard import autostart
 from ..host import memory_folder, state
 from . import output_folders, outputs
 
 BRIEF = 60.0  # s
 BY_WATCH = "up --watch"  # who has stopped a run to start it again with other code
 UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and nothing takes that long
+REJOIN_AGE = 7 * 86400.0  # s; the same for a run that this host rejoins at its next boot, after it was off
 HOST_ID = re.compile(r"[0-9a-f]{12}\Z")
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:%-]{0,253}\Z")
 EXPIRED_AFTER = 2  # times `days`: from then on a run does not wait for hosts that cannot be asked
@@ -187,7 +189,8 @@ def _over(home: str, ended: Sequence[str] = ()) -> List[Tuple[float, str]]:
             at = float(record["at"]) if isinstance(record.get("at"), (int, float)) else 0.0
         elif not state.guarded(folder):
             last = max(_mtime(path) for path in [folder] + [os.path.join(folder, name) for name in os.listdir(folder)])
-            at = last if time.time() - last > UNFINISHED_AGE or os.path.basename(folder) in ended else None
+            longest = REJOIN_AGE if autostart.rejoins(folder) else UNFINISHED_AGE
+            at = last if time.time() - last > longest or os.path.basename(folder) in ended else None
         if at is not None and not state.guarded(folder):
             finished.append((at, folder))
     return finished

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, List, Optional
 
-from ..guard import warm
+from ..guard import autostart, warm
 from ..host import json_lines, ledger, processes, state
 from ..host.sweep import belonging
 from ..link.attempt_phase import AttemptPhase
@@ -31,6 +31,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
     gang = state.read(os.path.join(folder, "gang.json")) or {}  # what is known of the whole run
     if spec is None or now is None:
         return None
+    is_stopped = os.path.exists(os.path.join(folder, "stop.json"))
     nodes = spec["nodes"] + list(gang.get("added", ()))
     first = [failure for failure in (ended or now)["failures"] if failure["attempt"] == now["attempt"]][:1]
     answer: Dict[str, Any] = {
@@ -62,6 +63,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "lease": spec.get("lease", 8.0),
         "shared_output": spec.get("shared_output"),
         "resume": spec.get("resume", "none"),
+        "autostart": spec.get("autostart", "none"),
         "secrets": spec.get("secrets", []),  # names
         "not_notified": (state.read(os.path.join(folder, "notify.json")) or {}).get("problems", {}),
     }
@@ -76,7 +78,8 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
             answer["exit_code"] = 0
     elif not lives:
         answer["state"] = "lost"  # its guard was killed, or the host was restarted
-    elif os.path.exists(os.path.join(folder, "stop.json")):
+        answer["rejoins"] = not is_stopped and autostart.rejoins(folder)
+    elif is_stopped:
         answer["state"] = "stopping"
     else:
         here = "running" if state.is_witness(spec) else _state_here(spec, now)

@@ -49,7 +49,8 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         if runs.guard_of(folder) == guard:
             processes.send(guard, signal.SIGKILL)
     left = sweep(run_id, folder)
-    if autostart.is_installed(folder):  # no guard was there to remove it
+    has_autostart = autostart.is_installed(folder)
+    if has_autostart:  # no guard was there to remove it
         autostart.remove(folder)
     memory_folder.remove_left(state.read(os.path.join(folder, "spec.json")) or {})
     killed = {process.pid: command for process, command in before.items() if not processes.alive(process)}
@@ -62,6 +63,7 @@ def end_run(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "gpus_freed": _gpus_of(folder) if guard is not None or arguments.get("members") else [],
         "remaining": [describe_left(process) for process in left],
         "containers": removed_containers(folder, ids, left),
+        "autostart_removed": has_autostart,
         "run": runs.describe(run_id, folder) if os.path.isdir(folder) else None,
     }
 
