@@ -16,7 +16,7 @@ from ..output.console import number_of
 from ..output.lines import Mask, presentable, rfc3339, whole_seconds
 from ..plan import accelerate
 from ..plan.run_program import without_program
-from ..runs import recent, registry, timeline, waiting
+from ..runs import recent, registry, rejoining, timeline, waiting
 from ..ui.event_rows import fold_ends
 from .context import (
     credentials_of,
@@ -52,6 +52,7 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
         page, about.command("events"), lookup.listing.missing_hosts(run), lookup.listing.without_record(run)
     ):
         print(line)
+    rejoining.note(run, about.command("kill"), console)
     waiting.note_unaware(run, about.command("kill"), console)
     print("\n".join(["next:", *(f"  {about.command(*words)}" for words in _next(run))]))
     return 0

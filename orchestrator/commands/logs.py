@@ -22,7 +22,7 @@ from ..output.console import Console, fold
 from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Sink, Stage
 from ..output.terminal import one_line
-from ..runs import attach, choice, conclusion, gpu_use, printing, registry, waiting
+from ..runs import attach, choice, conclusion, gpu_use, printing, registry, rejoining, waiting
 from ..runs.bad_loss import BadLoss
 from ..runs.follow import LogFilter, View, span_by_clock_of
 from ..runs.log_files import LogFiles
@@ -128,7 +128,9 @@ def logs(options: LogsOptions) -> int:
             if run.unfinished:
                 console.note(f"the run continues; to stop it: {about.command('kill')}")
             return 0
-        if options.follow:
+        if not options.follow:
+            rejoining.note(lookup.run, about.command("kill"), console)
+        else:
             bell.ring()
             resume = command_to_resume(run, about)
             doubt = one_line(mask.hide(losses.describe()))

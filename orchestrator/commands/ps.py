@@ -18,7 +18,7 @@ from ..inventory.model import Host
 from ..inventory.run_ids import made_at
 from ..output.console import Console, fold, number_of, size
 from ..output.lines import parse_time, rfc3339, whole_seconds
-from ..runs import registry, waiting
+from ..runs import registry, rejoining, waiting
 from ..runs.queued_runs import QueuedRun
 from ..ui.text_table import print_table
 from .context import load_inventory_of_run, open_fleet, stderr_console, warn_of_missing
@@ -36,7 +36,7 @@ def ps(
     with open_fleet(inventory, short_timeout=True) as fleet:
         listing = _list_runs(fleet, inventory.machines, everything, as_json, console, sizes=with_size)
     warn_of_missing(listing, console)
-    shown = [run for run in listing.runs if everything or run.unfinished]
+    shown = [run for run in listing.runs if everything or not run.is_over]
     if not as_json:
         replaced = _replaced(shown)
         shown = [run for run in shown if run not in replaced]
@@ -51,6 +51,7 @@ def ps(
                 revive = advice.about(run, listing.runs, inventory.path).command("revive")
                 console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
             waiting.note(run, console)
+            rejoining.note(run, advice.about(run, listing.runs, inventory.path).command("kill"), console)
             if forgetful := listing.forgetful(run):
                 revive = advice.about(run, listing.runs, inventory.path).command("revive")
                 console.warning(f"{fold(forgetful)} answers without a record of run {run.run_id}; what to do: {revive}")
@@ -129,7 +130,7 @@ def _list_runs(
     listings: list[registry.Listing] = []
 
     def show() -> None:
-        shown = [run for run in listings[-1].runs if everything or run.unfinished] if listings else []
+        shown = [run for run in listings[-1].runs if everything or not run.is_over] if listings else []
         late = f"no answer yet from {fold(listings[-1].late)}" if listings else ""
         if listings and (shown or listings[-1].queued):
             console.note(f"{late}; the others have:")

@@ -10,7 +10,7 @@ from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import fold_failures
 from ..inventory import advice
 from ..output.console import fold
-from ..runs import registry, revive
+from ..runs import registry, rejoining, revive
 from ..runs.revive import Revived
 from .context import command_to_resume, find_run, load_inventory_of_run, open_fleet, stderr_console
 
@@ -65,6 +65,8 @@ def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutR
         return UsageError(
             f"run {run.run_id} has ended: {run.state}. To start a run that resumes from its outputs: {resume}"
         )
+    if run.rejoining:
+        return UsageError(f"run {run.run_id}: no host has a guard, but {rejoining.describe(run.parts)}")
     if missing_hosts := listing.missing_hosts(run):
         return UnreachableError(
             f"run {run.run_id}: no host that answers has a guard, and {fold(missing_hosts)} does not answer"

@@ -13,7 +13,7 @@ from ..hosts.fleet import fold_failures
 from ..inventory.advice import AboutRun
 from ..output.console import Console, fold
 from ..output.terminal import one_line
-from . import registry
+from . import registry, rejoining
 from .follow import View
 
 MAX_COMMAND = 60  # columns before the purpose of a command
@@ -120,6 +120,10 @@ def _conclude_without_verdict(
     if any(len(part.hosts) > len(nodes) for part in parts.values()):
         follow = about.command("logs", "-f")
         console.error(f"run {run_id}: it may go on on hosts that were added to it. To follow it there: {follow}")
+        return UnreachableError.exit_code
+    if any(part.rejoins for part in parts.values()):
+        follow = about.command("logs", "-f")
+        console.error(f"run {run_id} is not over: {rejoining.describe(parts)}. To follow it then: {follow}")
         return UnreachableError.exit_code
     if claims.is_abandoned(parts, nodes):
         advice = f". To start a run that resumes from its outputs: {resume}" if resume else ""

@@ -28,7 +28,7 @@ from ..output.lines import Line
 from ..output.mask import Mask
 from ..output.pipeline import Sink
 from ..output.span import ALL, Span
-from . import kept_back, missing_modules, timeline
+from . import kept_back, missing_modules, rejoining, timeline
 from .follow import LogFilter, View
 
 LINES = 100_000  # of all streams together
@@ -55,7 +55,7 @@ def gather_and_diagnose(
     """
     parts = {host: parts[host] for host in nodes if host in parts and host in hosts}
     if claims.is_abandoned(parts, nodes):
-        fix = "start the run again with the same --name; with run.autostart, rebooted hosts come back by themselves"
+        fix = rejoining.advise(parts)
         return Diagnosis((Finding("error", "host-lost", tuple(parts), claims.ABANDONED, fix, confidence="high"),), ())
     verdict = claims.verdict_of(parts, nodes)
     failed = verdict is not None and verdict.state not in ("succeeded", "stopped") and _ended_in(span, verdict, parts)
