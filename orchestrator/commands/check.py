@@ -121,10 +121,9 @@ def _try_network(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings:
     tested = replace(plan, nodes=nodes)
     network = mesh.measure(tested, facts, fleet, secrets.token_hex(16))
     findings += reach.check_connections(tested, network, facts)
-    if nodes[0] is not plan.nodes[0]:
-        return network
+    measured = {subnet.address: subnet.bandwidths for subnet in network.subnets}
     hosts = {node.host.name: node.host for node in plan.nodes}
-    bandwidths.remember(plan.nodes[0].host, {subnet.address: subnet.bandwidths for subnet in network.subnets}, hosts)
+    bandwidths.remember(nodes[0].host, measured, hosts, network.addresses if measured else {})
     return network
 
 

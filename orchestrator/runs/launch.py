@@ -230,8 +230,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
     head, *others = [node.host for node in resolved.nodes]
     numbers = {node.host.name: number for number, node in enumerate(resolved.nodes)}
     started_at = rfc3339(time.time())  # not of the command, which may have waited in a queue
-    measured = bandwidths.recall(head, others)
-    fastest_first = bandwidths.fastest(measured) if measured else None
+    fastest_first = bandwidths.prefer(head, others)
     sessions: dict[str, Session] = {}  # a prepared guard obeys only the session that prepared it, and ends with it
 
     def prepare(host: Host, session: Session, operation: Operation[P], head_endpoints: Arguments | None) -> P:
@@ -265,7 +264,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
         meeting = rendezvous.choose(answer, results.done, resolved.witness)
         if len(others) > (resolved.witness is not None):
             context.step(rendezvous.describe(meeting, resolved, facts))
-        if not measured and (networks := rendezvous.indistinct_networks(meeting, facts[head.name])):
+        if not fastest_first and (networks := rendezvous.indistinct_networks(meeting, facts[head.name])):
             names = ", ".join(networks)
             context.step(f"the hosts share several networks ({names}): `ddp-orch check` measures which is fastest")
         _check_alive(sessions)

@@ -37,6 +37,10 @@ def test_check_finds_the_fastest_network_and_up_uses_it(lab3: Lab) -> None:
     result = ok(orch(lab3, "up", inventory, "--", script(lab3, SHOW)))
     assert f"network {head.cluster_address} eth1" in result.stdout
     assert f"network {head.cluster_address} ens9" in result.stdout
+    some = lab3.hosts[1:]  # with a head to which nothing was measured
+    result = ok(orch(lab3, "up", inventory, "--hosts", ",".join(host.name for host in some), "--", script(lab3, SHOW)))
+    assert result.stdout.count(f"network {some[0].cluster_address} ") == 2
+    assert "ddp-orch check" not in result.stderr
 
 
 def test_a_slow_network_that_the_inventory_names_is_said_to_be_the_inventorys(lab2: Lab) -> None:
