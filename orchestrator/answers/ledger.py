@@ -20,6 +20,8 @@ class HostFailure:
     """In words."""
     at: float
     """Unix time, seconds."""
+    outage: bool = False
+    """Whether most hosts of the run were lost at about the same time."""
 
 
 @dataclass(frozen=True)

@@ -66,4 +66,4 @@ def _took_part(host: str, run: EndedRun, ledger: Iterable[EndedRun]) -> bool:
 
 def _failures(host: str, run: EndedRun) -> list[HostFailure]:
     own = [failure for failure in run.failures if failure.host == host and failure.code not in NOT_THE_HOST]
-    return [failure for failure in own if NO_MAJORITY not in failure.what]
+    return [failure for failure in own if NO_MAJORITY not in failure.what and not failure.outage]

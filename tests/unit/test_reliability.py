@@ -87,6 +87,36 @@ def test_a_full_disk_costs_the_line_and_no_more(folder: str, monkeypatch: pytest
     assert ledger.newest(20) == []
 
 
+def lost(event: str, node: int, at: float) -> dict[str, Any]:
+    """As gang.jsonl has it."""
+    return {"event": event, "fields": {"node": node, "at": at}, "epoch": 1}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "after", "outage"),
+    [
+        (3, [lost("Restarted", 1, 999.0), lost("Restarted", 0, 999.1), lost("Restarted", 2, 1050.0)], True),
+        (4, [lost("Lost", 1, 999.0), lost("Lost", 2, 999.0), lost("Lost", 3, 1007.0)], True),
+        (2, [lost("Restarted", 0, 999.0), lost("Restarted", 1, 999.0)], True),
+        (4, [lost("Lost", 1, 999.0), lost("Lost", 2, 999.0)], False),
+        (2, [lost("Lost", 1, 999.0), lost("Restarted", 1, 1030.0)], False),  # it was lost, and is back
+        (2, [lost("Lost", 1, 999.0), lost("Lost", 0, 1999.0)], False),
+        (1, [lost("Restarted", 0, 999.0)], False),
+        (3, [], False),
+    ],
+)
+def test_a_loss_of_most_hosts_at_once_is_an_outage(
+    folder: str, hosts: int, after: list[dict[str, Any]], outage: bool
+) -> None:
+    begun = [{"event": "Started", "fields": {"node": node, "attempt": 3, "at": 900.0}} for node in range(hosts)]
+    events = Path(folder, "gang.jsonl")
+    events.parent.mkdir(parents=True)
+    events.write_text("".join(f"{json.dumps(each)}\n" for each in (*begun, 7, {"event": "Lost"}, *after)) + '{"ev')
+    ledger.add(folder, record(failure("b")), spec(1))
+    ((found,),) = (line["failures"] for line in ledger.newest(1))
+    assert found["outage"] is outage
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -126,8 +156,9 @@ def test_a_kill_at_the_limit_of_the_own_cgroup_is_told_from_one_of_the_host() ->
 # --- who stands out
 
 
-def ended(number: int, *guilty: str, node: int = 0, code: str = "host-lost", what: str = "w") -> EndedRun:
-    failures = [{"host": host, "attempt": 1, "code": code, "what": what, "at": float(number)} for host in guilty]
+def ended(number: int, *guilty: str, node: int = 0, code: str = "host-lost", **more: Any) -> EndedRun:
+    one = {"attempt": 1, "code": code, "what": "w", "at": float(number), **more}
+    failures = [{"host": host, **one} for host in guilty]
     line = {"at": float(number), "name": "n", "state": "lost", "attempts": 1, "node": node, "failures": failures}
     return decode(EndedRun, {**line, "run_id": RUN.format(number)}, "run")
 
@@ -159,5 +190,7 @@ def test_one_failure_those_of_all_hosts_and_those_of_the_script_are_no_reason() 
         runs = [ended(number, "a", code=code) for number in range(5)]
         assert find_unreliable({"a": runs, "b": runs}) == ()
     runs = [ended(number, "a", what="host lost, as was b: no majority is left") for number in range(5)]
+    assert find_unreliable({"a": runs, "b": runs}) == ()
+    runs = [ended(number, "a", outage=True) for number in range(5)]
     assert find_unreliable({"a": runs, "b": runs}) == ()
     assert find_unreliable({}) == ()

@@ -1,7 +1,8 @@
 """The ledger: one line for each run that ended on this host. It outlives the folders of runs. Ignores a full disk.
 
-A line: at, run_id, name, state, attempts, node (of this host in the run), failures: host, attempt, code, what, at of
-each failure that ended an attempt, of whichever host. A host that is lost writes none, but the others of its run do.
+A line: at, run_id, name, state, attempts, node (of this host in the run), failures: host, attempt, code, what, at,
+outage of each failure that ended an attempt, of whichever host. A host that is lost writes none, but the others of its
+run do.
 """
 
 import fcntl
@@ -10,12 +11,13 @@ import os
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import state
+from . import json_lines, state
 
 NAME = "ledger.jsonl"
 MOST = 128 * 1024  # bytes; when there are more, the older half is dropped
 TEXT = 200  # characters of `what`
 FAILURES = 16  # of a run
+OUTAGE = 120.0  # s; hosts that lose their power together are back after different times
 # What the last line of a failed process says of its host: code, pattern
 SIGNS: Tuple[Tuple[str, str], ...] = (
     ("gpu-ecc-error", r"uncorrectable ECC|ECC error"),
@@ -33,6 +35,7 @@ def add(run_folder: str, record: Dict[str, Any], spec: Dict[str, Any]) -> None:
     verdict = record["verdict"]
     first = verdict.get("first_failure")
     failures = [*verdict.get("failures", [])[-FAILURES + 1 :], *([first] if first else [])]
+    events = json_lines.read(os.path.join(run_folder, "gang.jsonl")) if any(one.get("lost") for one in failures) else []
     line = {
         "at": record["at"],
         "run_id": spec["run_id"],
@@ -40,21 +43,43 @@ def add(run_folder: str, record: Dict[str, Any], spec: Dict[str, Any]) -> None:
         "state": verdict["state"],
         "attempts": verdict["attempt"],
         "node": spec["node"],
-        "failures": [
-            {
-                "host": str(failure.get("host", "")),
-                "attempt": failure.get("attempt") or verdict["attempt"],
-                "code": code_of(failure),
-                "what": str(failure.get("what", ""))[:TEXT],
-                "at": failure.get("at", record["at"]),
-            }
-            for failure in failures
-        ],
+        "failures": [_entry(failure, record, events) for failure in failures],
     }
     try:
         _append(os.path.join(state.home_of(run_folder), NAME), json.dumps(line) + "\n")
     except OSError:
         pass  # a full disk; nothing depends on it
+
+
+def _entry(failure: Dict[str, Any], record: Dict[str, Any], events: List[Any]) -> Dict[str, Any]:
+    attempt = failure.get("attempt") or record["verdict"]["attempt"]
+    at = failure.get("at", record["at"])
+    return {
+        "host": str(failure.get("host", "")),
+        "attempt": attempt,
+        "code": code_of(failure),
+        "what": str(failure.get("what", ""))[:TEXT],
+        "at": at,
+        "outage": bool(failure.get("lost")) and _is_outage(events, attempt, at),
+    }
+
+
+def _is_outage(events: List[Any], attempt: int, at: float) -> bool:
+    """Whether most hosts of the attempt were lost at about the same time, as without power: it is no fault of one.
+
+    `events`: of gang.jsonl.
+    """
+    team, lost = set(), set()
+    for event in events:
+        try:
+            fields = event["fields"]
+            if event["event"] == "Started" and fields["attempt"] == attempt:
+                team.add(fields["node"])
+            elif event["event"] in ("Lost", "Restarted") and abs(fields["at"] - at) <= OUTAGE:
+                lost.add(fields["node"])
+        except state.DAMAGED:
+            continue
+    return len(team & lost) > max(1, len(team) // 2)
 
 
 def code_of(failure: Dict[str, Any]) -> str:
@@ -132,6 +157,7 @@ def _parse(text: str) -> Optional[Dict[str, Any]]:
                     "code": str(failure["code"]),
                     "what": str(failure["what"]),
                     "at": float(failure["at"]),
+                    "outage": failure.get("outage") is True,
                 }
                 for failure in line["failures"][:FAILURES]
             ],
