@@ -267,7 +267,10 @@ class Facts:
     interfaces: tuple[Interface, ...]
     rdma: tuple[RdmaPort, ...]
     firewalls: tuple[str, ...]
-    """`ufw`, `firewalld`, `iptables`, or `nft FAMILY TABLE CHAIN` for each chain that filters input."""
+    """`ufw`, `firewalld`, `iptables`, or `nft FAMILY TABLE CHAIN` for each chain that filters input.
+
+    `nft-file FAMILY TABLE CHAIN`: it is in /etc/nftables.conf, and may be missing in the kernel.
+    """
     port_range: Annotated[tuple[Port, Port], is_interval]
     """The first and last port that the kernel gives to clients."""
     first_port: int

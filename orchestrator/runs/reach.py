@@ -19,7 +19,7 @@ SLOWER = 4  # a host is slow if the median is this many times its bandwidth
 LATENCY_HIGH, LATENCY_TIMES = 0.005, 10  # a latency is high above so many s, and so many times the median
 REFUSED = ("refused", "No route", "unreachable", "prohibited")
 
-NFT_CHAIN = re.compile(r"nft ([A-Za-z0-9_.-]+( [A-Za-z0-9_.-]+){2})")
+NFT_CHAIN = re.compile(r"nft(?P<is_presumed>-file)? (?P<chain>[A-Za-z0-9_.-]+( [A-Za-z0-9_.-]+){2})")
 """A chain that filters incoming packets, as in the facts of a host: family, table, chain."""
 
 
@@ -202,20 +202,35 @@ def _open(fact: Facts, addresses: list[str], ports: str, host: str) -> str:
             f"-p tcp --dport {ports.replace('-', ':')} -j ACCEPT"
             for address in addresses
         ]
-        return "\n".join([*rules, "After a reboot, these rules are gone."])
+        otherwise = f"If that does not help, `{where} nft list ruleset` shows whether a chain of nftables drops them."
+        return "\n".join([*rules, f"After a reboot, these rules are gone. {otherwise}"])
+    return _open_nftables(fact, addresses, ports, where)
+
+
+def _open_nftables(fact: Facts, addresses: list[str], ports: str, where: str) -> str:
     # the names of chains come from the host, so only well-formed ones go into a command
-    matches = (NFT_CHAIN.fullmatch(firewall) for firewall in fact.firewalls)
-    chains = [match[1] for match in matches if match]
+    matches = [match for firewall in fact.firewalls if (match := NFT_CHAIN.fullmatch(firewall))]
     family = "ip6" if any(":" in address for address in addresses) else "ip"
     rule = f"{family} saddr {{ {', '.join(addresses)} }} tcp dport {ports} accept"
-    if not chains:
+    if not matches:
         return (
             f"{where} nft list ruleset\nThat shows which chain drops them: insert `{rule}` there. If none does, a "
             "firewall between the hosts does, such as a security group of the cloud: allow the same there."
         )
+    rules = [f"{where} nft \"'insert rule {match['chain']} {rule}'\"" for match in matches]
+    if matches[0]["is_presumed"]:
+        chains = " or ".join(match["chain"] for match in matches)
+        return "\n".join(
+            [
+                f"{where} nft list ruleset",
+                f"That shows which chain drops them. If it is {chains}, as in /etc/nftables.conf:",
+                *rules,
+                "If it is another one, replace its name. After a reboot, the rule is gone.",
+            ]
+        )
     return "\n".join(
         [
-            *(f"{where} nft \"'insert rule {chain} {rule}'\"" for chain in chains),
+            *rules,
             f"If that does not help, `{where} nft list ruleset` shows which chain drops them: insert the rule there. "
             "After a reboot, it is gone.",
         ]

@@ -110,6 +110,7 @@ def test_the_runs_ports_matter_on_the_head_and_are_a_note_elsewhere() -> None:
         ("firewalld", "firewall-cmd --reload"),
         ("iptables", "iptables -I INPUT"),
         ("nft ip filter INPUT", "filter INPUT"),
+        ("nft-file inet filter input", "nft list ruleset"),
     ],
 )
 def test_the_fix_is_in_the_words_of_the_firewall_that_is_there(firewall: str, words: str) -> None:
@@ -119,7 +120,14 @@ def test_the_fix_is_in_the_words_of_the_firewall_that_is_there(firewall: str, wo
     assert all(address in finding.fix for address in ("10.0.0.1", "10.0.0.2", "10.0.0.4"))
 
 
-@pytest.mark.parametrize("firewalls", [[], ["nft x; reboot"]])
+def test_a_chain_that_is_only_in_a_file_is_looked_for_first() -> None:
+    (finding,) = found(network({(name, "c"): DROPPED for name in "abd"}), firewalls=["nft-file inet filter input"])
+    look, condition, insert, *_ = finding.fix.splitlines()
+    assert look.endswith("nft list ruleset") and "insert rule inet filter input" in insert
+    assert re.search(r"\bIf\b.*inet filter input\b.*/etc/nftables\.conf", condition)
+
+
+@pytest.mark.parametrize("firewalls", [[], ["nft x; reboot"], ["nft-file x; reboot"]])
 def test_without_a_known_chain_the_fix_names_none(firewalls: list[str]) -> None:
     (finding,) = found(network({(name, "c"): DROPPED for name in "abd"}), firewalls=firewalls)
     assert "nft list ruleset" in finding.fix and "inet filter" not in finding.fix

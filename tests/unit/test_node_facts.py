@@ -224,6 +224,16 @@ def test_a_file_of_rules_that_systemd_has_not_loaded_does_not_count(
     assert facts._nft_file()
 
 
+def test_a_chain_of_a_file_is_told_from_one_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = "table inet %s {\n chain input {\n type filter hook input priority 0; policy drop;\n }\n}\n"
+    monkeypatch.setattr(facts, "text_of", lambda path: "")
+    monkeypatch.setattr(facts, "_nft_file", lambda: rules % "filter")
+    monkeypatch.setattr(facts, "_nft_chains", lambda: rules % "fw")
+    assert "nft inet fw input" in facts.firewalls()
+    monkeypatch.setattr(facts, "_nft_chains", lambda: "")
+    assert "nft-file inet filter input" in facts.firewalls()
+
+
 def test_a_library_is_found_as_the_loader_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin, cache = tmp_path / "[1]" / "libnccl-net-ofi.so", tmp_path / "ld.so.cache"
     plugin.parent.mkdir()

@@ -75,17 +75,18 @@ def interfaces() -> List[Dict[str, Any]]:
 def firewalls() -> List[str]:
     """`ufw`, `firewalld`, `iptables`, and `nft TABLE CHAIN` for each chain that filters input.
 
-    Only root may read the kernel's rules: others read the file they are loaded from, and the mesh test tries them.
+    Only root may read the kernel's rules. Others read the file they may have been loaded from: `nft-file TABLE CHAIN`.
     """
     active = []
     if "ENABLED=yes" in text_of("/etc/ufw/ufw.conf").replace(" ", ""):
         active.append("ufw")
     if os.path.exists("/run/firewalld") or os.path.exists("/run/firewalld.pid"):
         active.append("firewalld")
-    chains = input_chains(_nft_chains() or _nft_file())
+    chains = ["nft " + chain for chain in input_chains(_nft_chains())]
+    chains = chains or ["nft-file " + chain for chain in input_chains(_nft_file())]
     if not chains and _program("iptables"):
         return active + ["iptables"]
-    return active + ["nft " + chain for chain in chains]
+    return active + chains
 
 
 def input_chains(text: str) -> List[str]:
