@@ -72,7 +72,11 @@ _NPROC = "set nproc_per_node of the hosts in the inventory"
 # options of other programs by command, and what to use instead
 OTHER_PROGRAMS = {
     "kill": {"-9": "to end the run without a grace period, use --grace 0"},
-    "logs": {"--lines": "use --tail N"},
+    "logs": {
+        "--lines": "use --tail N",
+        "--no-follow": "without -f, `logs` shows what there is, and ends",
+        "--sync-down": "use -o DIR",
+    },
     "signal": {"-9": "give the signal after the run: ddp-orch signal RUN KILL"},
 }
 # options of other launchers, and what to use instead
@@ -127,8 +131,17 @@ def hint(error: click.ClickException) -> str | None:
     if "unexpected extra argument" in error.message and any(
         isinstance(param, click.Option) and param.name == "inventory" for param in context.command.params
     ):
-        return _inventory_first(context, argv)
+        return _inventory_first(context, argv) or _one_run(context, argv)
     return None
+
+
+def _one_run(context: click.Context, argv: Sequence[str]) -> str | None:
+    """A hint if a command gets the name of a cluster or a job before the number of a run, as in other programs."""
+    arguments = [param.name for param in context.command.params if isinstance(param, click.Argument)]
+    if arguments != ["run"]:
+        return None
+    ps = "`ddp-orch ps --all` lists them"
+    return f"{argv[0]} takes one RUN, by its id or name, and no name of a cluster: {ps}"
 
 
 def _inventory_first(context: click.Context, argv: Sequence[str]) -> str | None:

@@ -235,6 +235,8 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
         (["logs", "inventory.yaml"], "ddp-orch logs -i inventory.yaml"),
         (["logs", "-f", "inventory.yaml"], "ddp-orch logs -f -i inventory.yaml"),
         (["kill", "--grace", "5", "inventory.yaml"], "ddp-orch kill --grace 5 -i inventory.yaml"),
+        (["logs", "--no-follow"], "without -f"),
+        (["logs", "-f", "t1", "1"], "ddp-orch ps --all"),
         (["logs", "-o", "inventory.yaml", "inventory.yaml"], "logs -o inventory.yaml -i inventory.yaml"),
         (["diagnose", "--hosts", "me", "inventory.yaml"], "ddp-orch diagnose --hosts me -i inventory.yaml"),
         (["--json", "ps"], "ddp-orch ps --json"),
