@@ -30,7 +30,7 @@ from .values import (
     whole,
     word_or,
 )
-from .yaml_source import Node
+from .yaml_source import Node, Scalar
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,9 @@ class Section:
             if current in present:
                 reading.wrong(mark, inner, f"duplicate key: {known[name].was} is the old name of {current}")
             present.add(current)
+            if _is_unset(value, known[name].kind):
+                del reading.marks[inner]
+                continue
             values[current] = reading.read(known[name].kind, value, inner, known[name].default)
         return values
 
@@ -76,6 +79,17 @@ class Section:
     def write(self, value: Any) -> dict[str, Any]:
         """The value as YAML or JSON: an object with these keys as attributes becomes a mapping."""
         return {key.name: key.kind.write(getattr(value, key.name)) for key in self.keys}
+
+
+def _is_unset(value: Node, kind: Kind) -> bool:
+    """`--set run.nnodes=null`, where null is no value: as if the file did not have the key."""
+    if value.mark.line >= 0 or not isinstance(value, Scalar) or not value.null:
+        return False
+    try:
+        kind.read(value, "", Reading())
+    except ValueError:
+        return True
+    return False
 
 
 _NO_KEYS = {

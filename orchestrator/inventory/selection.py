@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 from ..errors import UsageError
-from ..output.console import number_of
+from ..output.console import fold, number_of
 from . import any_of
 from .hostnames import pick
 from .model import Inventory
@@ -37,6 +38,29 @@ def _select_any_of(inventory: Inventory, pattern: str, count: int, hosts: str) -
         any_of.check(count, len(selected.hosts))
     except ValueError as error:
         raise UsageError(f"--hosts {pattern}: {error}") from error
-    if selected.run.nnodes != "auto" or selected.run.witness or any(host.spare for host in selected.hosts):
-        raise UsageError(f"--hosts {pattern}: cannot be combined with run.nnodes, run.witness or spares")
+    if obstacles := _explain_obstacles(selected, count):
+        raise UsageError(f"--hosts {pattern}: cannot be combined with {obstacles}")
     return replace(selected, any_of=count)
+
+
+def _explain_obstacles(inventory: Inventory, count: int) -> str:
+    """The keys of the inventory that `any N` excludes, and how to do without them in one run; "" if there are none."""
+    names, options = [], []
+    if inventory.run.nnodes != "auto":
+        names.append("run.nnodes")
+        options.append("--set run.nnodes=auto")
+    if inventory.run.witness:
+        names.append("run.witness")
+        options.append("--set run.witness=null")
+        if inventory.run.head_lost == "elect":  # which two hosts cannot do without a witness
+            options.append("--set run.head_lost=null")
+    if spares := [host.name for host in inventory.hosts if host.spare]:
+        names.append(f"spares ({fold(spares)})")
+        working = [host.name for host in inventory.hosts if host.in_team]
+        if len(working) >= count:
+            options.append(f"--hosts {shlex.quote(f'any {count} of {fold(working)}')}")
+    if not names:
+        return ""
+    *others, last = names
+    listed = f"{', '.join(others)} and {last}" if others else last
+    return f"{listed}, which the inventory has; for this run: {' '.join(options)}" if options else listed

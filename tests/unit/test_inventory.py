@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,8 @@ def test_only_localhost_as_it_is_goes_without_ssh(host: str, local: bool) -> Non
 # --hosts
 
 
-def of(text: str) -> Inventory:
-    return model.parse(text, "inventory.yaml")
+def of(text: str, settings: Sequence[str] = ()) -> Inventory:
+    return model.parse(text, "inventory.yaml", settings)
 
 
 def test_the_head_stays_when_it_is_selected() -> None:
@@ -144,6 +145,40 @@ def test_the_command_line_can_leave_hosts_to_choose() -> None:
         selection.select(inventory, "any 5")
     with pytest.raises(UsageError, match="cannot be combined"):
         selection.select(of("{hosts: [a, b], run: {nnodes: 2}}"), "any 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "setting", "pattern"),
+    [
+        ("{hosts: [a, b, c], run: {nnodes: 2}}", "run.nnodes", ["run.nnodes=auto"], "any 2"),
+        ("{hosts: [a, b], run: {witness: c, max_restarts: 1}}", "run.witness", ["run.witness=null"], "any 2"),
+        (
+            "{hosts: [a, b], run: {witness: c, max_restarts: 1, head_lost: elect}}",
+            "run.witness",
+            ["run.witness=null", "run.head_lost=null"],
+            "any 2",
+        ),
+        ("hosts: [a1, a2, {name: a3, spare: true}]", "spares (a3)", [], "any 2 of a[1-2]"),
+    ],
+)
+def test_what_excludes_a_choice_of_hosts_is_named_with_how_to_do_without(
+    text: str, key: str, setting: list[str], pattern: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        selection.select(of(text), "any 2")
+    message = str(refused.value)
+    assert f"with {key}, " in message and all(f"--set {each}" in message for each in setting)
+    assert setting or f"--hosts '{pattern}'" in message
+    assert selection.select(of(text, setting), pattern).any_of == 2
+
+
+def test_null_on_the_command_line_means_the_default() -> None:
+    text = "{hosts: [a, b], run: {nnodes: 2, max_restarts: 3, env: {A: b}, script: t.py}}"
+    run = of(text, ["run.nnodes=null", "run.max_restarts=null", "run.env=null", "run.script=null"]).run
+    assert (run.nnodes, run.max_restarts, run.env, run.script) == ("auto", of("hosts: [a]").run.max_restarts, {}, None)
+    assert of(text, ["run.walltime=null"]).run.walltime is None
+    with pytest.raises(InventoryError, match=r"run\.env\.A"):
+        of(text, ["run.env.A=null"])
 
 
 def test_a_file_is_read_with_its_path(tmp_path: Path) -> None:
