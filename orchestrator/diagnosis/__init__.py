@@ -18,6 +18,7 @@ refine          suspects and scene -> suspects rewritten by what several lines s
 ranking         suspects -> the ones that count, the first cause first
 verdict         suspects and scene -> whether it is a failure at all
 confidence      a suspect and the others -> how sure the cause is
+fix_values      PORT and PID in a fix -> their values, from the evidence
 engine          puts the steps together
 unfinished      output of a run that still runs -> what has failed although no rank has ended
 rendering       a diagnosis as text

@@ -12,6 +12,7 @@ from . import causes, recorder_lines, stacks, verdict
 from .causes import Knowledge
 from .confidence import rate_confidence
 from .exits import Exit
+from .fix_values import fill_in
 from .ranking import rank_suspects
 from .record import RunRecord
 from .refine import refine
@@ -88,13 +89,14 @@ def diagnose(lines: Sequence[LogLine], record: RunRecord | None = None) -> Diagn
 def _finding(suspect: Suspect, scene: Scene, knowledge: Knowledge, severity: Literal["error", "note"]) -> Finding:
     cause = knowledge.causes[suspect.code]
     host = suspect.host or (scene.ranks.get(suspect.rank) if suspect.rank is not None else None)
+    evidence = _evidence(suspect)
     return Finding(
         severity,
         suspect.code,
         tuple(dict.fromkeys([*([host] if host else []), *suspect.also])),
         (suspect.meaning or cause.meaning) + (f" ({suspect.why})" if suspect.why else ""),
-        suspect.fix or cause.fix,
-        _evidence(suspect),
+        fill_in(suspect.fix or cause.fix, evidence, suspect.exception.frames if suspect.exception else ()),
+        evidence,
         suspect.rank,
         suspect.line.at,
         suspect.confidence,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.diagnosis import causes, transcript
+from orchestrator.diagnosis import causes, fix_values, transcript
 from orchestrator.diagnosis.engine import Diagnosis, diagnose
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "diagnose"
@@ -34,6 +34,37 @@ def test_the_first_cause_of_a_real_failure_is_named(folder: Path) -> None:
         assert list(found[0].hosts) == expected["hosts"]
     if expected["rank"] is not None:
         assert found[0].rank == expected["rank"]
+
+
+def test_the_fix_has_the_port_that_the_evidence_names() -> None:
+    for name in ("port-in-use-1", "wild-port-taken"):
+        first = of(GOLDEN / name).findings[0]
+        (port,) = set(re.findall(r"port: (\d+)", "".join(first.evidence)))
+        assert f"sport = :{port}'" in first.fix
+
+
+@pytest.mark.parametrize(
+    ("evidence", "filled"),
+    [
+        ("[Errno 98] error while attempting to bind on address ('0.0.0.0', 8008): address already in use", ":8008 PID"),
+        ('server = HTTPServer(("", 8008), Metrics)', ":8008 PID"),
+        ("uvicorn.run(app, port=8008)", ":8008 PID"),
+        ("listen tcp 127.0.0.1:8008: bind: address already in use", ":8008 PID"),
+        ("port 8008 is in use by pid 811 (python)", ":8008 811"),
+        ("port 8008 and port 8009 are in use", ":PORT PID"),
+        ("train.py:12: Address already in use", ":PORT PID"),
+        ("GPU 0 has 1 GiB free. Process 811 has 7 GiB memory in use. Of the allocated memory", ":PORT 811"),
+        ("", ":PORT PID"),
+    ],
+)
+def test_placeholders_of_a_fix_are_filled_with_the_only_value_there_is(evidence: str, filled: str) -> None:
+    assert fix_values.fill_in(":PORT PID", [evidence]) == filled
+
+
+def test_a_port_that_only_the_code_of_a_frame_shows_is_used() -> None:
+    code = ['File "t.py", line 6, in main', 'HTTPServer(("", 8008), Metrics)']
+    assert fix_values.fill_in(":PORT", ["Address already in use"], code) == ":8008"
+    assert fix_values.fill_in(":PORT", ["port 8009 is in use"], code) == ":8009"
 
 
 def test_a_snapshot_that_a_full_disk_cut_is_not_another_cause() -> None:
