@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from ..inventory import document
 from ..inventory.sources import reference
 from .deprecated import current_names
 
@@ -110,10 +112,21 @@ def elsewhere(argv: Sequence[str]) -> str | None:
     command = " ".join(argv[:count])
     if command not in ELSEWHERE:
         return None
+    if ELSEWHERE[command].startswith("ddp-orch up") and (task := _foreign_task(argv[count:])) is not None:
+        return f"unknown command '{command}'. {task}"
     # options of the other program are unknown here; what follows a command of a host is its own
     of_host = argv[0] in ("ssh", "srun", "nvidia-smi")
     words = "".join(f" {shlex.quote(word)}" for word in argv[count:] if of_host or not word.startswith("-"))
     return f"unknown command '{command}'; you may want: {ELSEWHERE[command].format(words)}"
+
+
+def _foreign_task(words: Sequence[str]) -> str | None:
+    """What to do with the file among the words that is a task of another program; None: there is none."""
+    for path in (Path(word) for word in words if is_yaml(word)):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if what := document.describe_task(path.read_text(encoding="utf-8"), str(path)):
+                return f"{path}: {what}"
+    return None
 
 
 def hint(error: click.ClickException) -> str | None:

@@ -10,6 +10,7 @@ nearest_key    which key was probably meant by an unknown one
 notifications  the values of the keys of `notify`
 values         kinds of values: how to read, check and write each
 document       the document of a file, or what a file of another tool is
+foreign_tasks  what the keys of a task of another tool become
 yaml_source    YAML -> nodes that know their line
 paths          where relative paths start
 text_files     read a file that a user names

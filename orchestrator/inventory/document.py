@@ -6,14 +6,12 @@ import re
 import shlex
 
 from ..errors import InventoryError
+from . import foreign_tasks
 from .values import describe, shown
 from .yaml_source import Map, Scalar, YamlProblem, compose
 
 _INI_SECTION = re.compile(r"^\[[\w.-]+(:\w+)?\]$", re.MULTILINE)
-# keys of other files that no inventory has
-_SKYPILOT = {"resources", "num_nodes", "file_mounts", "envs"}
-_DSTACK = {"commands", "nodes"}
-_ACCELERATE = {"compute_environment", "distributed_type"}
+_ACCELERATE = {"compute_environment", "distributed_type"}  # keys that no inventory has
 
 
 def read(text: str, path: str) -> Map:
@@ -47,20 +45,19 @@ def describe_other(text: str, path: str) -> str | None:
     return _other_tool(root, path)
 
 
+def describe_task(text: str, path: str) -> str | None:
+    """What to do with a task or a configuration of another tool; None: it is something else."""
+    try:
+        root = compose(text)
+    except YamlProblem:
+        return None
+    return _other_tool(root, path) if isinstance(root, Map) else None
+
+
 def _other_tool(root: Map, path: str) -> str | None:
     """What to do with a file that describes a job of another tool."""
     keys = {key.text for key, _ in root.items if isinstance(key, Scalar)}
-    if "hosts" in keys:
-        return None
-    if keys & _ACCELERATE:
+    if keys & _ACCELERATE and "hosts" not in keys:
         start = f"ddp-orch up -- accelerate launch --config_file {shlex.quote(path)} SCRIPT"
         return f"this is a configuration of accelerate, not an inventory. To use it: {start}"
-    tool = "dstack" if keys & _DSTACK and "type" in keys else "SkyPilot" if keys & _SKYPILOT else None
-    if tool is None:
-        return None
-    lines = "run" if tool == "SkyPilot" else "commands"
-    return (
-        f"this is a task of {tool}; an inventory lists hosts. Write one with `ddp-orch init HOST...`, put the lines of "
-        f"`{lines}` into a script that begins with `set -e`, or a line that fails does not end it, and start it: "
-        f"ddp-orch up --set run.launcher={tool.lower()} -- bash SCRIPT"
-    )
+    return foreign_tasks.describe_task(root)

@@ -332,6 +332,16 @@ def test_every_slip_of_a_command_leads_to_one_that_is_here(tmp_path: Path) -> No
             assert name in cli.commands, text
 
 
+def test_launch_with_a_task_of_skypilot_says_at_once_what_becomes_of_it(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text("num_nodes: 3\nenvs: {LR: 1}\nsecrets: [TOK]\nrun: python train.py\n")
+    for argv in (["launch", "-c", "box", "task.yaml"], ["jobs", "launch", "task.yaml"], ["up", "task.yaml"]):
+        shown = orch(tmp_path, *argv).stderr
+        for word in ("run.launcher=skypilot", "(LR)", "--env-file", "(TOK)", "run.secrets", "--hosts 'any 3'"):
+            assert word in shown, (argv, shown)
+        assert "file_mounts" not in shown and "comparison.md" in shown
+    assert "ddp-orch up other.yaml" in orch(tmp_path, "launch", "other.yaml").stderr
+
+
 def test_a_command_of_two_words_is_recognised_as_a_whole() -> None:
     assert "ddp-orch up task.yaml" in str(hints.elsewhere(["jobs", "launch", "task.yaml"]))
     assert "ddp-orch kill 7" in str(hints.elsewhere(["jobs", "cancel", "7"]))

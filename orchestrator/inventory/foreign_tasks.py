@@ -1,0 +1,81 @@
+"""What the keys of a task of SkyPilot or dstack become here. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .yaml_source import Map, Node, Scalar
+from .yaml_source import Sequence as List
+
+SKYPILOT, DSTACK = "SkyPilot", "dstack"
+MAX_NAMES = 6  # variables that are listed
+_SKYPILOT = {"resources", "num_nodes", "file_mounts", "envs"}  # keys of other files that no inventory has
+_DSTACK = {"commands", "nodes"}
+
+_WITH_NAMES = {"envs", "env", "secrets"}  # keys of variables
+_ENVS = "run.env of the inventory, or `-e NAME=VALUE`, or `--env-file FILE` of `up`"
+_NODES = "all hosts of the inventory, or --hosts 'any {value}'"
+# by tool and key, in the order of the message
+_MEANINGS = {
+    SKYPILOT: {
+        "envs": _ENVS,
+        "secrets": "list the names in run.secrets, and export the values",
+        "setup": "for packages, `ddp-orch exec --setup -- pip install ...`, once; for each start, `setup` of the hosts",
+        "file_mounts": "a folder on a shared disk, or run.sync for small files",
+        "num_nodes": _NODES,
+        "workdir": "nothing: `up` sends the git repository, or the folder of the script",
+        "resources": "`gpus` and `container` of the hosts, where the defaults do not fit",
+    },
+    DSTACK: {
+        "env": _ENVS,
+        "nodes": _NODES,
+        "image": "run.container",
+        "files": "a folder on a shared disk, or run.sync for small files",
+        "resources": "`gpus` of the hosts, where the default does not fit",
+    },
+}
+_LINES = {SKYPILOT: "run", DSTACK: "commands"}
+_MORE = {SKYPILOT: '\n  More: docs/comparison.md, "Coming from SkyPilot"', DSTACK: ""}
+
+
+def describe_task(root: Map) -> str | None:
+    """What to do with such a task, and with each key that it has; None: it is something else."""
+    nodes = {key.text: node for key, node in root.items if isinstance(key, Scalar)}
+    tool = _tool(nodes)
+    if tool is None:
+        return None
+    keys = [f"\n    {_explain(key, text, nodes[key])}" for key, text in _MEANINGS[tool].items() if key in nodes]
+    return (
+        f"this is a task of {tool}; an inventory lists hosts. Write one with `ddp-orch init HOST...`, put the lines of "
+        f"`{_LINES[tool]}` into a script that begins with `set -e`, or a line that fails does not end it, and start "
+        f"it: ddp-orch up --set run.launcher={tool.lower()} -- bash SCRIPT"
+        + (f"\n  here, its other keys become:{''.join(keys)}" if keys else "")
+        + _MORE[tool]
+    )
+
+
+def _tool(nodes: Mapping[str, Node]) -> str | None:
+    if "hosts" in nodes:
+        return None
+    if nodes.keys() & _DSTACK and "type" in nodes:
+        return DSTACK
+    has_lines = isinstance(nodes.get("run"), Scalar) and nodes.keys() & {"setup", "secrets", "workdir"}
+    return SKYPILOT if nodes.keys() & _SKYPILOT or has_lines else None
+
+
+def _explain(key: str, text: str, node: Node) -> str:
+    value = node.text if isinstance(node, Scalar) and node.text.isdecimal() else "N"
+    names = _names(node) if key in _WITH_NAMES else ()
+    shown = ", ".join([*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])])
+    return f"{key}{f' ({shown})' if names else ''}: {text.format(value=value)}"
+
+
+def _names(node: Node) -> Sequence[str]:
+    """Of the variables in a mapping, or in a list such as `[NAME, NAME=VALUE]`. Values may be secret."""
+    if isinstance(node, Map):
+        words = [key.text for key, _ in node.items if isinstance(key, Scalar)]
+    elif isinstance(node, List):
+        words = [item.text.partition("=")[0] for item in node.items if isinstance(item, Scalar)]
+    else:
+        words = []
+    return [word for word in words if word.isidentifier()]
