@@ -52,6 +52,24 @@ def test_a_host_rejoins_by_its_crontab_when_it_is_booted(lab3: Lab) -> None:
     assert not list(host.home.rglob("autostart.json"))
 
 
+@pytest.mark.parametrize("head_lost", ["elect", "stop"])
+def test_a_power_failure_of_all_hosts_is_no_fault_of_one(lab3: Lab, head_lost: str) -> None:
+    inventory = lab3.inventory(run={**RESTARTS, "autostart": "cron", "head_lost": head_lost})
+    for _ in range(2):
+        run_id = start(lab3, inventory, "--", script(lab3, GLOO), "60", "0.05")
+        wait_until(lambda run=run_id: lines_of(lab3, inventory, run, "--grep", "rank 2 step 5 "), 60, "the run trains")
+        for host in lab3.hosts:
+            host.crash()
+        for host in lab3.hosts:
+            host.boot()
+            host.popen(["cron", "-f"], "root")
+        wait_for_state(lab3, inventory, run_id, "succeeded", 120)
+        assert runs(lab3, inventory)[run_id]["attempt"] == 2
+    assert "failed in" not in orch(lab3, "ps", inventory).stderr
+    assert "host-unreliable" not in orch(lab3, "check", inventory, "--quick").stdout
+    assert_clean(lab3)
+
+
 def units(host: Host) -> list[str]:
     """The files of units, and the links that enable them."""
     return [path.name for path in sorted((host.home / ".config/systemd/user").rglob("*.service"))]
