@@ -103,6 +103,7 @@ def _find_places(
     complete = [line for line in of_attempt if lengths[line.rank, line.stream] < whole]
     if said := _find_said(of_attempt):
         return said
+    complete = [line for line in complete if not _RESUMES.search(line.text)]  # it may count otherwise than the others
     hosts = dict.fromkeys(line.host for line in of_attempt)
     for unit in RESUMED:
         numbers: dict[str, list[int]] = {}
@@ -130,11 +131,34 @@ def _find_said(lines: Sequence[Line]) -> tuple[str, Sequence[str], Sequence[str]
         if found := _RESUMES.search(line.text):
             said.setdefault(line.host, (found["unit"].lower(), int(found["number"])))
     unit, most = max(said.values(), default=("", 0), key=lambda one: one[1])
-    if len({one for _, one in said.values()}) < 2 or any(other != unit for other, _ in said.values()):
+    if not said or any(other != unit for other, _ in said.values()):
         return None
+    if len({one for _, one in said.values()}) == 1:
+        return _find_behind(lines, unit, most, said)
     least = min(number for _, number in said.values())
     behind = [host for host, (_, number) in said.items() if number < most]
     return f"at {unit} {least} on {fold(behind)}, but at {unit} {most}", sorted(set(said) - set(behind)), behind
+
+
+def _find_behind(
+    lines: Sequence[Line], unit: str, said: int, resumed: Collection[str]
+) -> tuple[str, Sequence[str], Sequence[str]] | None:
+    """The same, where only some hosts say that they resume, at step or epoch `said`, and others print a smaller one."""
+    first: dict[str, int] = {}
+    for line in lines:
+        number = None if _RESUMES.search(line.text) else _number(line.text, unit)
+        if number is not None:
+            first.setdefault(line.host, number)
+    own = [first[host] for host in resumed if host in first]
+    if any(number < said for number in own):
+        return None  # what they print is counted otherwise
+    # ranks that had nothing left to do print none; then only those that began anew are sure to be behind
+    behind = [host for host, number in first.items() if number < said and (own or number <= BEGUN)]
+    if not behind:
+        return None
+    least = min(first[host] for host in behind)
+    begun = f"the first {unit}" if least <= BEGUN else f"{unit} {least}"
+    return f"at {begun} on {fold(behind)}, but at {unit} {said}", sorted(resumed), behind
 
 
 def _resumed(unit: str, numbers: Mapping[str, Sequence[int]], attempt: int) -> list[str]:
@@ -144,7 +168,18 @@ def _resumed(unit: str, numbers: Mapping[str, Sequence[int]], attempt: int) -> l
         least = min(first.values(), default=0) + 1 if unit == "epoch" else RESUMED[unit]
         return [host for host, number in first.items() if number >= least]
     # some scripts print only every few steps, and number the first of them as the others
-    return [host for host, own in numbers.items() if own[0] > max(BEGUN, _spacing(unit, own))]
+    resumed = [host for host, own in numbers.items() if own[0] > max(BEGUN, _spacing(unit, own))]
+    if resumed or unit != "epoch" or not first:
+        return resumed
+    behind = numbers[min(first, key=lambda host: first[host])]
+    return [host for host, own in numbers.items() if _is_ahead(own, behind)]
+
+
+def _is_ahead(epochs: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether two hosts print every epoch, and one was ahead of the other from its first to its last one."""
+    ahead, behind = sorted(set(epochs)), sorted(set(others))
+    in_step = all(len(own) > 1 and own[-1] - own[0] == len(own) - 1 for own in (ahead, behind))
+    return in_step and ahead[0] > behind[0] and ahead[-1] > behind[-1]
 
 
 def _spacing(unit: str, numbers: Sequence[int]) -> int:

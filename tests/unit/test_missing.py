@@ -179,7 +179,6 @@ def test_epochs_count_where_no_steps_are_printed() -> None:
     lines = [line._replace(text=line.text.replace("step:", "Epoch ")) for line in steps(a=1, b=0)]
     found = find_uneven_resume(lines, 2, 200)
     assert found is not None and found.hosts == ("b",)
-    assert find_uneven_resume([line._replace(attempt=1) for line in lines], 1, 200) is None
 
 
 def test_hosts_that_resumed_at_different_steps_explain_uneven_inputs_and_nothing_else() -> None:
@@ -226,3 +225,35 @@ def test_a_new_run_of_a_used_name_may_resume_on_some_hosts_only(
 def test_hosts_that_begin_at_different_steps_explain_a_hang(code: str) -> None:
     uneven = finding("", "file-missing-on-host")
     assert with_uneven_resume([finding("", code)], uneven, restarted=False)[0].code == "file-missing-on-host"
+
+
+def one_epoch_apart(resumed: str, **numbers: list[int]) -> list[Line]:
+    """A first attempt in which only node a says that it resumes."""
+    said = Line(-1.0, "a", 0, "stdout", 1, resumed)
+    return [said, *first_attempt("epoch", **numbers)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "hosts"),
+    [
+        (one_epoch_apart("resumed from epoch 1", a=[1, 2, 3], b=[0, 1, 2]), ("b",)),
+        (one_epoch_apart("resumed from epoch 1", a=[1], b=[0]), ("b",)),
+        (one_epoch_apart("resumed from epoch 30", a=[], b=[0]), ("b",)),  # it has nothing left to do
+        (one_epoch_apart("resumed from epoch 0", a=[1, 2, 3], b=[1, 2, 3]), None),
+        (one_epoch_apart("resuming at epoch 2", a=[1, 2], b=[1, 2]), None),  # it counts from 1 where it says so
+        (one_epoch_apart("resuming at epoch 8", a=[], b=[7, 8]), None),  # only rank 0 says so, and only b prints
+        (one_epoch_apart("starting", a=[1, 2, 3], b=[0, 1, 2]), ("b",)),  # in step, but one apart
+        (one_epoch_apart("starting", a=[1, 3, 5], b=[0, 1, 2, 3, 4, 5]), None),  # a prints every other epoch
+        (one_epoch_apart("starting", a=[1, 2, 3], b=[0, 1, 2, 3]), None),
+    ],
+)
+def test_epochs_of_a_first_attempt_that_are_one_apart(lines: list[Line], hosts: tuple[str, ...] | None) -> None:
+    found = find_uneven_resume(lines, 1, 200)
+    assert (found.hosts if found else None) == hosts
+
+
+def test_steps_that_are_counted_anew_in_each_epoch_do_not_say_where_a_rank_resumed() -> None:
+    said = Line(-1.0, "a", 0, "stdout", 1, "resumed at step 60")
+    assert find_uneven_resume([said, *first_attempt("step:", a=[0, 1, 2], b=[0, 1, 2])], 1, 200) is None
+    assert find_uneven_resume([said, *first_attempt("step:", a=[61, 62], b=[0, 1])], 1, 200) is not None
+    assert find_uneven_resume([said, *first_attempt("step:", a=[60], b=[40, 50])], 1, 200) is not None
