@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from ..answers.evidence import EVIDENCE, PATHS, DumpSummary, Evidence, Waits
@@ -72,15 +72,21 @@ def gather_and_diagnose(
     evidence, lines = _gather(run_id, parts, nodes, run_hosts, fleet, mask, span)
     same_code = not any(host.workdir for host in run_hosts)
     diagnosis = Diagnosis((), ())
+    resume = parts[first].resume if first is not None else "none"
+    empty = [host for host, part in parts.items() if not (part.outputs or part.shared_output)]
+
+    def find_earlier_cause(known: Mapping[str, Evidence], number: int, lost: str | None) -> Finding:
+        finding = diagnose_earlier_attempt(lines, known, number, same_code, lost)
+        uneven = find_uneven_resume(lines, number, LINES_PER_STREAM[0], empty, resume)
+        return with_uneven_resume([finding], uneven, restarted=False)[0]
+
     if verdict is not None and failed:
         ranks = claims.newest_ranks(parts, nodes)
         restarted = [host for host, part in parts.items() if part.lacks_guard]
         diagnosis = diagnose_last_attempt(
             lines, verdict, evidence, ranks, attempt=attempt, same_code=same_code, without_guard=restarted
         )
-        resume = parts[first].resume if first is not None else "none"
         diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, run_hosts, fleet, resume))
-        empty = [host for host, part in parts.items() if not (part.outputs or part.shared_output)]
         uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0], empty, resume)
         found = with_uneven_resume(diagnosis.findings, uneven, restarted=attempt > 1)
         diagnosis = replace(diagnosis, findings=found)
@@ -91,35 +97,52 @@ def gather_and_diagnose(
         ranks = claims.newest_ranks(parts, nodes)
         diagnosis = diagnose_unfinished(logged, ranks, _finished(evidence, ranks, attempt))
     newest_ended = attempt if verdict is None and restarting else attempt - 1
-    earlier = _earlier_causes(lines, evidence, newest_ended, span, same_code=same_code)
-    if any(_may_be_of_others(finding) for _, finding in earlier):
-        events = _recorded_events(run_id, nodes, head, run_hosts, fleet)
-        names = next(iter(parts.values())).hosts
-        lost, failed_first = timeline.lost_first(events, names), timeline.failed_first(events, names)
-        drained = timeline.drained_attempts(events)
-        earlier = tuple(cause for cause in earlier if cause[0] not in drained)
-        evidence = _add_failures(evidence, failed_first)
-        earlier = _name_lost(earlier, lost, failed_first, lines, evidence, same_code=same_code)
+    earlier = _find_earlier_causes(
+        _earlier_attempts(lines, evidence, newest_ended, span),
+        evidence,
+        find_earlier_cause,
+        lambda: (_recorded_events(run_id, nodes, head, run_hosts, fleet), next(iter(parts.values())).hosts),
+    )
     return missing_modules.explain(replace(diagnosis, earlier=earlier), hosts)
 
 
-def _earlier_causes(
-    lines: Sequence[Line], evidence: Mapping[str, Evidence], newest: int, span: Span, *, same_code: bool
-) -> tuple[tuple[int, Finding], ...]:
-    """Why attempts failed, up to the newest one that has ended, but for those that ended because a host was drained."""
+def _earlier_attempts(
+    lines: Sequence[Line], evidence: Mapping[str, Evidence], newest: int, span: Span
+) -> Sequence[int]:
+    """The attempts that failed, up to the newest one that has ended, but for those that a drained host ended."""
     failed_in_span = {failure.attempt for answer in evidence.values() for failure in answer.failures}
     known = {line.attempt for line in lines if not span.is_limited or line.attempt in failed_in_span}
     known |= {number for number in failed_in_span if number is not None}  # also those whose lines are not the last ones
     drained = {line.attempt for line in lines if line.stream == "agent" and DRAINS.match(line.text)}
     ended = sorted(number for number in known - drained if number <= newest)
-    ended = [*ended[:1], *ended[1:][1 - MAX_EARLIER_ATTEMPTS :]]
+    return [*ended[:1], *ended[1:][1 - MAX_EARLIER_ATTEMPTS :]]
 
-    def cause(number: int) -> Finding:
-        finding = diagnose_earlier_attempt(lines, evidence, number, same_code)
-        uneven = find_uneven_resume(lines, number, LINES_PER_STREAM[0])
-        return with_uneven_resume([finding], uneven, restarted=False)[0]
 
-    return tuple((number, cause(number)) for number in ended)
+def _find_earlier_causes(
+    attempts: Sequence[int],
+    evidence: Mapping[str, Evidence],
+    find_cause: Callable[[Mapping[str, Evidence], int, str | None], Finding],
+    ask_for_events: Callable[[], tuple[Sequence[Event], Sequence[str]]],
+) -> tuple[tuple[int, Finding], ...]:
+    """Why each attempt failed, by its lines; if that is not sure, by the events of the run too.
+
+    `find_cause`: its last argument is the host that the attempt has lost first. `ask_for_events`: gives the names of
+    the nodes too.
+    """
+    causes = tuple((number, find_cause(evidence, number, None)) for number in attempts)
+    if not any(_may_be_of_others(finding) for _, finding in causes):
+        return causes
+    events, names = ask_for_events()
+    lost, failed = timeline.lost_first(events, names), timeline.failed_first(events, names)
+    drained = timeline.drained_attempts(events)
+    evidence = _add_failures(evidence, failed)
+    return tuple(
+        (number, find_cause(evidence, number, lost.get(number)))
+        if (number in lost or number in failed) and _may_be_of_others(finding)
+        else (number, finding)
+        for number, finding in causes
+        if number not in drained
+    )
 
 
 def _may_be_of_others(finding: Finding) -> bool:
@@ -138,27 +161,6 @@ def _add_failures(evidence: Mapping[str, Evidence], first: Mapping[int, tuple[st
         if not any(other.attempt in (None, attempt) for other in known.failures):
             result[host] = replace(known, failures=(*known.failures, replace(failure, attempt=attempt)))
     return result
-
-
-def _name_lost(
-    causes: Sequence[tuple[int, Finding]],
-    lost: Mapping[int, str],
-    failed: Collection[int],
-    lines: Sequence[Line],
-    evidence: Mapping[str, Evidence],
-    *,
-    same_code: bool,
-) -> tuple[tuple[int, Finding], ...]:
-    """The causes of attempts, with the host that an attempt has lost first if its cause is not sure.
-
-    `failed`: attempts whose first failure was that of a process.
-    """
-    return tuple(
-        (number, diagnose_earlier_attempt(lines, evidence, number, same_code, lost.get(number)))
-        if (number in lost or number in failed) and _may_be_of_others(finding)
-        else (number, finding)
-        for number, finding in causes
-    )
 
 
 def _recorded_events(

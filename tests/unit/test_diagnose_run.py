@@ -387,3 +387,36 @@ def test_hosts_that_began_anew_are_the_cause_although_the_outputs_of_all_hosts_a
         ("uneven-inputs", ("b",)),
     ]
     assert "run.resume is head" in found[0].fix
+
+
+def test_the_last_failure_of_a_run_that_is_to_be_restarted_is_explained_as_that_of_one_that_has_ended() -> None:
+    """Rank 0 had resumed at the end, and had nothing left to do; the head has recorded the failure of the other."""
+    failure = {**FAILURE, "rank": 1, "what": "rank 1: exit code 1", "exit_code": 1, "attempt": 2, "at": 50.0}
+    texts = {"a": {"2.0.out": "resumed from epoch 30\n"}, "b": {"2.1.out": "epoch 0 loss 1.0\n", "2.1.err": PEER_LOST}}
+    started = {"event": "Started", "fields": {"at": 31.0, "node": 1, "attempt": 2}}
+    failed = {"event": "Failed", "fields": {"at": 50.0, "node": 1, "failure": failure}}
+    events = [*STARTED, GONE, STARTED[0], started, failed]
+
+    def answer_of(host: str) -> Callable[[Relay, dict[str, Any]], None]:
+        def answer(relay: Relay, request: dict[str, Any]) -> None:
+            known: dict[str, Any] = {"run": None}
+            if request["op"] == "evidence":
+                known = {"failures": [], "kernel": [], "oom_kills": 0, "dumps": []}
+                known["failures"] = [failure] if host == "b" else []
+            elif request["op"] == "record":
+                known = {"run": None, "spec": None, "exit": None, "events": events, "samples": []}
+            else:
+                for stream, text in texts[host].items():
+                    parts = [[0, 0, len(text), 40 * 10**9]]
+                    relay.say(wire.DATA, {"id": request["id"], "streams": [stream], "parts": parts}, text.encode())
+            relay.result(request, known)
+
+        return answer
+
+    of_run = {"state": "restarting", "attempt": 2, "hosts": ["a", "b"], "nprocs": [1, 1], "team": 2, "ranks": 2}
+    parts = {host: part_of(**of_run, node=node, host=host, first_rank=node) for node, host in enumerate("ab")}
+    fleet = Fleet(Dialer(a=answer_of("a"), b=answer_of("b")), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    found = diagnose.gather_and_diagnose(A_RUN["run_id"], parts, {"a": 0, "b": 1}, HOSTS, fleet, Mask())
+    fleet.close()
+    (last,) = [cause for attempt, cause in found.earlier if attempt == 2]
+    assert (last.code, last.hosts) == ("file-missing-on-host", ("b",))
