@@ -199,5 +199,5 @@ def _print(
         columns = min(rendering.WIDTH, shutil.get_terminal_size((rendering.WIDTH, 24)).columns)
         read_more = rendering.where_to_read_more(diagnosis, about)
         colour = wants_colour(sys.stdout, os.environ)
-        lines = rendering.render_text(diagnosis, columns, read_more, colour=colour, find_source=find_source)
+        lines = rendering.render_text(diagnosis, columns, read_more, colour=colour, find_source=find_source, whole=True)
         print("\n".join(lines))

@@ -31,10 +31,12 @@ def render_text(
     *,
     colour: bool = False,
     find_source: Callable[[str], SourceCode | None] = find_nothing,
+    whole: bool = False,
 ) -> list[str]:
     """At most 12 lines for people, and the source code. `read_more`: the line that says where there is more.
 
-    `find_source`: takes `File "/path", line 12, in load` of a host.
+    `find_source`: takes `File "/path", line 12, in load` of a host. `whole`: neither the message nor the fix is cut, so
+    that there may be more lines.
     """
     earlier = [(f"attempt {attempt} failed", finding) for attempt, finding in reversed(diagnosis.earlier)]
     title = "likely first cause" if diagnosis.is_running else "first cause"
@@ -42,7 +44,7 @@ def render_text(
     if not causes:
         return []
     _, first = causes[0]
-    message = _wrap(first.message, columns, "  ", MAX_PARAGRAPH)
+    message = _wrap(first.message, columns, "  ", None if whole else MAX_PARAGRAPH)
     headline = _headline(*causes[0])
     above = [f"{_BOLD_RED}{headline}{RESET}" if colour else headline, *message]
     below = [read_more] if read_more else []
@@ -54,8 +56,9 @@ def render_text(
         below += [f"{len(before) - len(shown)} more of its attempts failed; diagnose --json shows them"]
     below += _summarise_consequences(diagnosis.consequences)
     for_fix = MAX_LINES - len(above) - len(below) - LEAST_EVIDENCE
-    below = _wrap(first.fix, columns, "  fix: ", max(MAX_PARAGRAPH, min(MAX_FIX, for_fix))) + below
-    room = MAX_LINES - len(above) - len(below)
+    most = None if whole else max(MAX_PARAGRAPH, min(MAX_FIX, for_fix))
+    below = _wrap(first.fix, columns, "  fix: ", most) + below
+    room = max(LEAST_EVIDENCE if whole else 0, MAX_LINES - len(above) - len(below))
     source = next((found for text in first.evidence if (found := find_source(text))), None)
     if source is None:
         return above + _render_evidence(first.evidence, columns, room) + below
@@ -65,8 +68,8 @@ def render_text(
     )
 
 
-def _wrap(text: str, columns: int, indent: str, most: int) -> list[str]:
-    """At most so many lines; ` ...` stands for the rest."""
+def _wrap(text: str, columns: int, indent: str, most: int | None) -> list[str]:
+    """At most so many lines; ` ...` stands for the rest. None: all."""
     following = " " * len(indent)
     return textwrap.wrap(
         text, columns, initial_indent=indent, subsequent_indent=following, max_lines=most, placeholder=" ..."

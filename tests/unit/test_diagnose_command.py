@@ -531,6 +531,8 @@ def test_a_fix_is_shown_whole_or_ends_in_dots(columns: int, words: int) -> None:
     assert shown == fix or (shown.endswith(" ...") and fix.startswith(shown[:-4]))
     assert (shown == fix) == (words < 400)
     assert len(lines) <= 12 and any("ValueError" in line for line in lines)
+    lines = render_text(Diagnosis((finding,), ()), columns, "  full log: ddp-orch logs", whole=True)
+    assert fix in " ".join(" ".join(lines).split()) and any("ValueError" in line for line in lines)
 
 
 @pytest.mark.parametrize(("attempts", "shown"), [(1, [1]), (2, [2, 1]), (5, [5, 1])])
