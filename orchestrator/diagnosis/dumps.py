@@ -52,6 +52,9 @@ class HangCause:
     rank: int | None
     why: str
     evidence: tuple[str, ...]
+    meaning: str = ""
+    """In place of that of the code; the same for `fix`."""
+    fix: str = ""
 
 
 Ranks = Mapping[int | None, Group]

@@ -45,6 +45,12 @@ EVIDENCE_RANKS = 4
 
 
 MEETING = "init_process_group"
+ALL_MEET = "All ranks wait for each other in init_process_group, so they do not look for rank 0 at the same address."
+LET_MEET = (
+    "Look in the script for lines that set MASTER_ADDR, MASTER_PORT, RANK or WORLD_SIZE, or pass init_method, rank or "
+    "world_size to init_process_group, and remove them: ddp-orch sets these variables (docs/guides/two-boxes.md). If "
+    "there are none, `ddp-orch check` shows whether the hosts can connect to each other."
+)
 Frame = tuple[str, str, str]
 """(file, line, function)"""
 
@@ -193,8 +199,8 @@ def find_hang_cause(stacks: Sequence[Stack]) -> tuple[HangCause, LogLine] | None
     """The cause, and the line that shows it."""
     meeting = [stack for stack in stacks if stack.operation == MEETING]
     if meeting and len(meeting) == len([stack for stack in stacks if stack.frames]):
-        why = "all ranks wait in init_process_group: does the script set MASTER_ADDR, RANK or WORLD_SIZE itself?"
-        return _cause("worker-never-arrived", [], meeting, why)
+        cause, line = _cause("worker-never-arrived", [], meeting, "")
+        return replace(cause, meaning=ALL_MEET, fix=LET_MEET), line
     waiting = [stack for stack in stacks if stack.operation is not None]
     absent = [stack for stack in stacks if stack.operation is None and stack.frames]
     stopped = [stack for stack in stacks if stack.state in STOPPED]

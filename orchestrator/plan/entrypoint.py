@@ -289,9 +289,10 @@ def _warn_of_own_launchers(hosts: Sequence[Host], snapshot: ship.Snapshot, *, mo
     for found in python_files.find_own_launchers(script, folder):
         place = f"{os.path.relpath(found.path, folder)}:{found.line}"
         if found.what == "address" and len(hosts) > 1:
+            names, remove = ("names", "Remove") if found.certain else ("may name", "If it does, remove")
             yield (
-                f"{place} names {found.value} as the address of rank 0, which is on one host only. Remove the line: "
-                "ddp-orch sets MASTER_ADDR and MASTER_PORT"
+                f"{place} {names} {found.value} as the address of rank 0, which is on one host only. {remove} the "
+                "line: ddp-orch sets MASTER_ADDR and MASTER_PORT"
             )
         if found.what == "spawn" and any(host.nproc_per_node != 1 for host in hosts):
             yield (

@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +43,11 @@ _OF_TORCH |= {"psutil", "dill", "pynvml", "tqdm", "tabulate", "optree"}
 """Packages that torch imports, if only sometimes."""
 _OWN_LAUNCHER = re.compile(r"MASTER_ADDR|init_method|spawn")
 _LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
+_MAY_BE_LOCAL = re.compile(
+    r"environ|getenv|\bnot\b|rank|world_?size|master|launch|elastic|slurm|mpi|spawn|local|single|alone|debug|test",
+    re.IGNORECASE,
+)
+"""In the condition of a branch that a start by ddp-orch may not come to."""
 _SPAWN = re.compile(r"(?:mp|(?:torch\.)?multiprocessing)\.spawn")
 
 
@@ -64,6 +69,8 @@ class OwnLauncher:
     """It names the address of rank 0; it starts processes."""
     value: str
     """That address; the function that starts them."""
+    certain: bool = True
+    """Whether every start of the script comes to it, as far as the code shows."""
 
 
 @dataclass(frozen=True)
@@ -137,25 +144,57 @@ def trains_alone(script: Path, folder: Path) -> bool:
 
 
 def find_own_launchers(script: Path, folder: Path) -> Iterator[OwnLauncher]:
-    """Where every start of the script names this machine as that of rank 0, or starts ranks with mp.spawn."""
+    """Where a start of the script names this machine as that of rank 0, or starts ranks with mp.spawn.
+
+    Of places that not every start comes to, only addresses, and only if the conditions do not look like those of a
+    start on one machine.
+    """
     for source in _sources(script, folder):
         if not _OWN_LAUNCHER.search(source.text):
             continue
         for node, certain in _nodes(source, script):
             if not certain:
                 continue
+            if isinstance(node, ast.If):
+                inner = () if _is_main(node.test) else _reached_if(node)
+                yield from (replace(found, certain=False) for one in inner if (found := _own_address(one, source.path)))
+            elif found := _own_address(node, source.path):
+                yield found
             match node:
-                case ast.Assign(
-                    targets=[ast.Subscript(value=mapping, slice=ast.Constant(value="MASTER_ADDR"))],
-                    value=ast.Constant(value=str(address)),
-                ) if ast.unparse(mapping).endswith("environ") and _LOOPBACK.fullmatch(address):
-                    yield OwnLauncher(source.path, node.lineno, "address", address)
-                case ast.keyword(arg="init_method", value=ast.Constant(value=str(url))) if (
-                    address := url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-                ) and _LOOPBACK.fullmatch(address):
-                    yield OwnLauncher(source.path, node.value.lineno, "address", address)
                 case ast.Call(func=ast.Attribute(attr="spawn") as function) if _SPAWN.fullmatch(ast.unparse(function)):
                     yield OwnLauncher(source.path, node.lineno, "spawn", ast.unparse(function))
+
+
+def _own_address(node: ast.AST, path: Path) -> OwnLauncher | None:
+    """Where the node itself names this machine as that of rank 0."""
+    match node:
+        case ast.Assign(
+            targets=[ast.Subscript(value=mapping, slice=ast.Constant(value="MASTER_ADDR"))],
+            value=ast.Constant(value=str(address)),
+        ) if ast.unparse(mapping).endswith("environ") and _LOOPBACK.fullmatch(address):
+            return OwnLauncher(path, node.lineno, "address", address)
+        case ast.keyword(arg="init_method", value=ast.Constant(value=str(url))) if (
+            address := url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        ) and _LOOPBACK.fullmatch(address):
+            return OwnLauncher(path, node.value.lineno, "address", address)
+    return None
+
+
+def _reached_if(node: ast.If) -> Iterator[ast.AST]:
+    """What is done if a condition is true, without what depends on more than conditions."""
+    if _MAY_BE_LOCAL.search(ast.unparse(node.test)):
+        return
+    pending: list[ast.AST] = list(node.body)
+    while pending:
+        one = pending.pop(0)
+        yield one
+        match one:
+            case ast.If():
+                yield from _reached_if(one)
+            case ast.Try() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                pass
+            case _:
+                pending += ast.iter_child_nodes(one)
 
 
 def hidden_module(path: str) -> str | None:

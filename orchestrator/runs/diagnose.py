@@ -28,7 +28,7 @@ from ..output.lines import Line
 from ..output.mask import Mask
 from ..output.pipeline import Sink
 from ..output.span import ALL, Span
-from . import kept_back, missing_modules, rejoining, timeline
+from . import kept_back, missing_modules, own_addresses, rejoining, timeline
 from .follow import LogFilter, View
 
 LINES = 100_000  # of all streams together
@@ -90,7 +90,7 @@ def gather_and_diagnose(
         uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0], empty, resume)
         found = with_uneven_resume(diagnosis.findings, uneven, restarted=attempt > 1)
         diagnosis = replace(diagnosis, findings=found)
-        diagnosis = kept_back.explain(diagnosis, run_id) if same_code else diagnosis
+        diagnosis = own_addresses.explain(kept_back.explain(diagnosis, run_id), run_id) if same_code else diagnosis
         diagnosis = _doubt(diagnosis, _silent_hosts(parts, nodes, evidence), parts, verdict)
     elif is_running:
         logged = _lines_of_attempt(lines, evidence, attempt)

@@ -110,3 +110,21 @@ def test_of_a_missing_file_all_hosts_are_asked_whether_they_have_it(lab2: Lab, o
     where = r"/home/ann/data/x\.bin .*\bnode-0\b.*\bnode-1\b" if on_the_other else r"/home/ann/data/x\.bin "
     assert re.search(where, " ".join(up.stderr.split()))
     assert_clean(lab2)
+
+
+MEETS_AT_HOME = """
+import os, torch.distributed as dist
+if True:
+    os.environ["MASTER_ADDR"] = "localhost"
+dist.init_process_group("gloo")
+"""
+
+
+def test_a_line_that_keeps_the_ranks_from_meeting_is_named(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"stall_timeout": 8})
+    up = ok(orch(lab2, "up", inventory, "--", script(lab2, MEETS_AT_HOME)), code=1)
+    assert re.search(r"^warning: train\.py:4 may name localhost", up.stderr, re.MULTILINE)
+    assert "first cause: worker-never-arrived" in up.stderr
+    first = json.loads(ok(orch(lab2, "diagnose", "-i", inventory, "--json")).stdout)["findings"][0]
+    assert "train.py:4" in first["fix"] and "all ranks wait" in first["message"].lower()
+    assert_clean(lab2)

@@ -133,6 +133,23 @@ if __name__ == "__main__":
 """
 
 
+OF_MANY_SCRIPTS = """
+if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    rank = int(os.environ["RANK"])
+elif torch.cuda.is_available():
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+"""
+OF_LOCAL_RUNS = (
+    "os.getenv('MASTER_ADDR') is None",
+    "world_size == 1",
+    "args.debug",
+    "args.local",
+    "not args.distributed",
+    "not dist.is_torchelastic_launched()",
+    "'SLURM_PROCID' in env",
+)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -145,6 +162,14 @@ if __name__ == "__main__":
         ("if 'MASTER_ADDR' not in os.environ:\n    os.environ['MASTER_ADDR'] = 'localhost'", set()),
         ("os.environ['MASTER_ADDR'] = args.address\nos.environ['MASTER_PORT'] = '29500'", set()),
         ("if args.multiprocessing_distributed:\n    mp.spawn(main_worker)", set()),
+        ("if args.ddp:\n    print()\n    os.environ['MASTER_ADDR'] = '127.0.0.1'", {("possible address", 3)}),
+        (
+            "if args.a:\n    if args.b:\n        dist.init_process_group(init_method='tcp://[::1]:1')",
+            {("possible address", 3)},
+        ),
+        ("if use_gpu():\n    os.environ.setdefault('MASTER_ADDR', 'localhost')", set()),
+        (OF_MANY_SCRIPTS, set()),
+        *((f"if {test}:\n    os.environ['MASTER_ADDR'] = 'localhost'", set()) for test in OF_LOCAL_RUNS),
         ("def unused():\n    torch.multiprocessing.spawn(f)", set()),
         ("torch.multiprocessing.spawn(f)", {("spawn", 1)}),
     ],
@@ -153,7 +178,7 @@ def test_a_script_that_starts_its_ranks_itself_is_recognised(
     text: str, found: set[tuple[str, int]], tmp_path: Path
 ) -> None:
     places = python_files.find_own_launchers(write(tmp_path, {"x.py": text}), tmp_path)
-    assert {(one.what, one.line) for one in places} == found
+    assert {("possible " * (not one.certain) + one.what, one.line) for one in places} == found
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,7 @@ def test_the_main_thread_is_the_last_one_whichever_got_the_signal() -> None:
 def test_ranks_that_wait_for_each_other_at_the_start_are_no_time_out() -> None:
     found = judged(*(threads(rank, [MEETS, AT.format(9)]) for rank in range(2)))
     assert (found.code, found.rank, len(found.evidence)) == ("worker-never-arrived", None, 2)
+    assert "all ranks" in found.meaning.lower() and "MASTER_ADDR" in found.fix
 
 
 def test_the_tracker_of_multiprocessing_is_not_the_training() -> None:

@@ -226,5 +226,6 @@ def _suspect_by_stacks(scene: Scene) -> Suspects:
     cause, line = shown
     line = replace(line, text="\n".join(cause.evidence))
     if cause.rank is None:
-        return (Suspect(cause.code, UNSURE_HANG, line, None, None, "low", cause.why),)
+        unsure = Suspect(cause.code, UNSURE_HANG, line, None, None, "low", cause.why)
+        return (replace(unsure, meaning=cause.meaning, fix=cause.fix),)
     return (Suspect(cause.code, SHOWN_HANG, line, cause.rank, line.host, "medium", cause.why),)

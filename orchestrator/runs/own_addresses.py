@@ -1,0 +1,47 @@
+"""Name the line of the user's script that sets the address of rank 0, if the ranks did not meet. Reads files only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ..diagnosis.engine import Diagnosis
+from ..output.terminal import one_line
+from ..plan import python_files
+from . import recent
+
+CODES = ("worker-never-arrived", "rdzv-endpoint-not-hosted")
+
+
+def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
+    """The diagnosis of a run, with that line in the fix of its first cause."""
+    first, *others = diagnosis.findings or (None,)
+    place = _find_place(run_id, first.at) if first is not None and first.code in CODES else None
+    if first is None or place is None:
+        return diagnosis
+    fix = f"Remove {place}: that is on one host only, and ddp-orch sets MASTER_ADDR and MASTER_PORT."
+    confidence = "medium" if first.confidence == "low" else first.confidence
+    return replace(diagnosis, findings=(replace(first, fix=fix, confidence=confidence), *others))
+
+
+def _find_place(run_id: str, before: float | None) -> str | None:
+    """In words. `before`: Unix time; a file that was changed later may be another one now."""
+    started, command = recent.started(run_id), recent.command_of(run_id)
+    if started is None or command is None or not started.code:
+        return None
+    folder = Path(started.code)
+    words = tuple(command.options.get("script") or ())
+    starts = (python_files.file_of(words[place:], folder) for place in range(len(words)))
+    script = next((file for file in starts if file is not None), None)
+    if script is None:
+        return None
+    for found in python_files.find_own_launchers(script, folder if "-m" in words else script.parent):
+        try:
+            is_old = before is None or found.path.stat().st_mtime <= before
+        except OSError:
+            continue
+        if found.what == "address" and is_old:
+            place = f"{os.path.relpath(found.path, folder)}:{found.line}"
+            return one_line(f"{place}, which names {found.value} as the address of rank 0")
+    return None
