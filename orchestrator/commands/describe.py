@@ -16,7 +16,7 @@ from ..output.console import number_of
 from ..output.lines import Mask, presentable, rfc3339, whole_seconds
 from ..plan import accelerate
 from ..plan.run_program import without_program
-from ..runs import recent, registry, rejoining, timeline, waiting
+from ..runs import recent, registry, rejoining, resume_command, timeline, waiting
 from ..ui.event_rows import fold_ends
 from .context import (
     credentials_of,
@@ -54,7 +54,11 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
         print(line)
     rejoining.note(run, about.command("kill"), console)
     waiting.note_unaware(run, about.command("kill"), console)
-    print("\n".join(["next:", *(f"  {about.command(*words)}" for words in _next(run))]))
+    commands = [about.command(*words) for words in _next(run)]
+    if run.state != "succeeded" and not run.unfinished and recent.command_of(run.run_id) is not None:
+        silent = lookup.listing.missing_hosts(run)
+        commands.append(resume_command.choose(about.command("restart"), run.parts, silent).command)
+    print("\n".join(["next:", *(f"  {command}" for command in commands)]))
     return 0
 
 
@@ -63,8 +67,7 @@ def _next(run: registry.Run) -> Sequence[tuple[str, ...]]:
     if run.unfinished:
         revive = [("revive",)] if run.without_guard or run.state == "waiting" else []
         return [*revive, ("logs", "-f"), ("top",), ("kill",)]
-    again = [("restart",)] if run.state != "succeeded" and recent.command_of(run.run_id) is not None else []
-    return [("logs",), ("diagnose",), ("report",), ("fetch",), *again]
+    return [("logs",), ("diagnose",), ("report",), ("fetch",)]
 
 
 def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inventory, mask: Mask) -> dict[str, Any]:

@@ -33,6 +33,7 @@ log_files    writes the lines of a run to files
 timeline     what happened in a run, in words
 attach       `up` with a terminal: follows the run, and stops it on Ctrl-C
 conclusion   prints how a run ended, and what to do next
+resume_command  the command for that, if only some hosts have a snapshot
 bad_loss     notices a loss that is not finite
 holding      holds a run that belongs to a job of a batch system
 batch_system  asks it for the time limit of a job, and to queue the job again

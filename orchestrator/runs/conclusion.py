@@ -13,8 +13,9 @@ from ..hosts.fleet import fold_failures
 from ..inventory.advice import AboutRun
 from ..output.console import Console, fold
 from ..output.terminal import one_line
-from . import registry, rejoining
+from . import registry, rejoining, resume_command
 from .follow import View
+from .resume_command import Resume
 
 MAX_COMMAND = 60  # columns before the purpose of a command
 MAX_COLUMNS = 1000  # where the output is no terminal
@@ -60,6 +61,38 @@ def conclude(
     verdict = claims.verdict_of(parts, nodes, without_record)
     if verdict is None:
         return _conclude_without_verdict(run_id, about, parts, nodes, console, resume, without_record)
+    _print_outcome(run_id, about, verdict, parts, view, console, took, resume=resume, doubt=doubt)
+    can_carry_over = resume == about.command("restart")  # files beside the code
+    stray = {host: files for host, outcome in view.outcomes.items() if (files := outcome.stray_outputs)}
+    uncopied = resume_command.beside_code(stray, parts) if can_carry_over else ""
+    if stray and not _starts_again(verdict):
+        console.warning(_describe_stray_outputs(stray, uncopied))
+    chosen = resume_command.choose(resume, parts, set(nodes) - set(parts) - set(without_record))
+    if verdict.state in ("failed", "lost") and explain():
+        chosen = Resume(resume_command.with_snapshot_of_head(resume))
+    elif uncopied:
+        chosen = Resume(chosen.command, uncopied)
+    if show_outputs:
+        can_resume = any(part.outputs for part in parts.values()) or (can_carry_over and bool(stray))
+        offered = Resume("") if is_replaced or _starts_again(verdict) or not can_resume else chosen
+        _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=offered)
+    elif verdict.state in ("failed", "lost"):
+        console.note(f"why: {about.command('diagnose')}")
+    return OUTCOMES[verdict.state]
+
+
+def _print_outcome(
+    run_id: str,
+    about: AboutRun,
+    verdict: Verdict,
+    parts: Mapping[str, Part],
+    view: View,
+    console: Console,
+    took: str,
+    *,
+    resume: str,
+    doubt: str,
+) -> None:
     match verdict.state:
         case "succeeded":
             console.success(f"run {run_id} succeeded{took}")
@@ -81,19 +114,6 @@ def conclude(
             )
         case _:
             console.error(f"run {run_id} failed: {_first_failure(verdict)}")
-    can_carry_over = resume == about.command("restart")  # files beside the code
-    stray = {host: files for host, outcome in view.outcomes.items() if (files := outcome.stray_outputs)}
-    if stray and not _starts_again(verdict):
-        console.warning(_describe_stray_outputs(stray))
-    if verdict.state in ("failed", "lost") and explain():
-        resume = _with_snapshot_of_head(resume)
-    if show_outputs:
-        can_resume = any(part.outputs for part in parts.values()) or (can_carry_over and bool(stray))
-        offered = "" if is_replaced or _starts_again(verdict) or not can_resume else resume
-        _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=offered)
-    elif verdict.state in ("failed", "lost"):
-        console.note(f"why: {about.command('diagnose')}")
-    return OUTCOMES[verdict.state]
 
 
 def _starts_again(verdict: Verdict) -> bool:
@@ -139,7 +159,7 @@ def _conclude_without_verdict(
 
 
 def _advise(
-    about: AboutRun, verdict: Verdict, parts: Collection[Part], console: Console, *, has_stray: bool, resume: str
+    about: AboutRun, verdict: Verdict, parts: Collection[Part], console: Console, *, has_stray: bool, resume: Resume
 ) -> None:
     """The next commands, each on a line of its own so that it can be copied."""
     has_outputs = any(part.outputs for part in parts)
@@ -147,8 +167,9 @@ def _advise(
     if has_outputs or has_stray:
         shared = next((path for part in parts if (path := part.shared_output)), None)
         commands[about.command("fetch")] = f"download the outputs{f', in {shared} on its hosts' if shared else ''}"
-    if resume and verdict.state != "succeeded":
-        commands[resume] = "resume, after a fix" if verdict.state == "failed" else "resume"
+    if resume.command and verdict.state != "succeeded":
+        purpose = "resume, after a fix" if verdict.state == "failed" else "resume"
+        commands[resume.command] = f"{purpose}; {resume.note}" if resume.note else purpose
     console.note("\n".join(["next:", *with_purposes(commands, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)]))
 
 
@@ -161,8 +182,8 @@ def with_purposes(commands: Mapping[str, str], columns: int) -> list[str]:
     return [line for command, purpose in commands.items() for line in (f"  # {purpose}", f"  {command}")]
 
 
-def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs]) -> str:
-    """The warning about files that the script wrote to relative paths."""
+def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs], uncopied: str) -> str:
+    """The warning about files that the script wrote to relative paths. `uncopied`: `resume_command.beside_code`."""
     host, files = min(files_by_host.items(), key=lambda item: item[0])
     names = ", ".join(files.files) + (", ..." if files.count > len(files.files) else "")
     others = f" (and some on {fold(set(files_by_host) - {host})})" if len(files_by_host) > 1 else ""
@@ -170,6 +191,10 @@ def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs]) -> str:
         f"the script wrote files outside $DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {files.folder}\n"
         "  A new run of the same name will not find them, unless `restart` starts it. Write to $DDP_ORCH_OUTPUT_DIR; "
         "in an argument, {output} is that folder: --out '{output}'"
+        + (
+            f"\n  If all ranks load it ({uncopied}), set run.resume: head too, which copies only that folder"
+            * bool(uncopied)
+        )
     )
 
 
@@ -186,7 +211,7 @@ def advise_after_lost_head(verdict: Verdict, parts: Mapping[str, Part], resume: 
             f"another `head` (such as {with_outputs[0]}), then run: {resume}"
         )
     if not any(part.resume != "none" for part in parts.values()):  # all ranks shall load it
-        resume = _with_snapshot_of_head(resume)
+        resume = resume_command.with_snapshot_of_head(resume)
     if first.host in parts:  # it is up again
         return f"\n  {first.host} answers again. To resume from its outputs, run: {resume}"
     of_team = {host for part in others.values() for host in part.hosts if host != part.witness}
@@ -195,12 +220,6 @@ def advise_after_lost_head(verdict: Verdict, parts: Mapping[str, Part], resume: 
     return (
         f"\n  {what} {first.host} can have a snapshot. To resume from it when {first.host} is up again, run: {resume}"
     )
-
-
-def _with_snapshot_of_head(resume: str) -> str:
-    """The same command, with what makes all ranks load the snapshot of the head."""
-    command, words, arguments = resume.partition(" -- ")
-    return f"{command} --set run.resume=head{words}{arguments}"
 
 
 def _first_failure(verdict: Verdict) -> str:

@@ -31,6 +31,7 @@ def concluded(
     resume: str = "",
     lacks_snapshot: bool = False,
     stray: StrayOutputs | None = None,
+    stray_hosts: str = "ab",
     unreachable: bool = False,
     **verdicts: dict[str, Any],
 ) -> tuple[int, list[str]]:
@@ -40,7 +41,9 @@ def concluded(
     for host, verdict in verdicts.items():
         told = verdict if {"pid", "verdict"} & set(verdict) else {"verdict": verdict}  # without a guard, it has none
         part = part_of(node=-1 if host == "b" else 0, host=host, **told)
-        view._followed[host] = update(view._followed[host], Ended(Attached(part, stray_outputs=stray)))
+        view._followed[host] = update(
+            view._followed[host], Ended(Attached(part, stray_outputs=stray if host in stray_hosts else None))
+        )
     stream = io.StringIO()
     about, console = AboutRun("mine", "i.yaml"), Console(stream, colour=False)
     for host in set(nodes) - set(verdicts):
@@ -60,11 +63,52 @@ def test_the_outcome_is_that_of_the_head_whatever_another_host_claims() -> None:
 
 @pytest.mark.parametrize("lacks", [True, False])
 def test_the_command_to_resume_copies_a_snapshot_that_some_hosts_lack(lacks: bool) -> None:
-    ended = {"a": {"verdict": FAILED, "outputs": True}, "b": {"verdict": FAILED}}
+    ended = {"a": {"verdict": FAILED, "outputs": True}, "b": {"verdict": FAILED, "outputs": True}}
     _, lines = concluded(resume="ddp-orch up --name x -- train.py -- y", lacks_snapshot=lacks, **ended)
     (command,) = (line.split("  # ")[0].strip() for line in lines if "up --name" in line)
     flag = "--set run.resume=head " if lacks else ""
     assert command == f"ddp-orch up --name x {flag}-- train.py -- y"
+
+
+STOPPED = {"state": "stopped", "first_failure": None, "stopped_by": "ann@laptop"}
+
+
+@pytest.mark.parametrize(
+    ("told", "saved", "is_set"),
+    [
+        ({}, (True, False), True),
+        ({}, (True, True), False),
+        ({"resume": "head"}, (True, False), False),
+        ({"shared_output": "/nfs/x"}, (True, False), False),
+        ({"script": "-m trainer"}, (True, False), False),  # it sends its snapshots itself
+    ],
+)
+@pytest.mark.parametrize("verdict", [FAILED, STOPPED])
+def test_what_only_one_host_has_saved_is_copied_by_the_command_to_resume(
+    verdict: dict[str, Any], told: dict[str, Any], saved: tuple[bool, bool], is_set: bool
+) -> None:
+    of_a, of_b = ({"verdict": verdict, **told, "outputs": has, "node_rank": node} for node, has in enumerate(saved))
+    _, lines = concluded(resume="ddp-orch restart x", a=of_a, b=of_b)
+    (line,) = (line for line in lines if "restart x" in line)
+    assert ("--set run.resume=head" in line) == is_set
+    assert not is_set or "only a " in line
+
+
+def test_of_a_host_that_is_silent_it_is_unknown_whether_it_has_saved() -> None:
+    _, lines = concluded(resume="ddp-orch restart x", a={"verdict": FAILED, "outputs": True})
+    (line,) = (line for line in lines if "restart x" in line)
+    command, _, purpose = line.partition("#")
+    assert "run.resume" not in command and "--set run.resume=head" in purpose
+
+
+def test_a_snapshot_beside_the_code_of_one_host_is_not_copied_by_any_command() -> None:
+    for files, is_told in ((("last.pt",), True), (("train.log",), False)):
+        stray = StrayOutputs("/x", 1, files)
+        ended = {"a": {"verdict": FAILED}, "b": {"verdict": FAILED, "node_rank": 1}}
+        _, lines = concluded(resume="ddp-orch restart mine -i i.yaml", stray=stray, stray_hosts="a", **ended)
+        (line,) = (line for line in lines if "restart mine" in line)
+        assert ("only a " in line) == is_told and "run.resume=head" not in line
+        assert any("run.resume: head" in line for line in lines) == is_told
 
 
 @pytest.mark.parametrize("by", ["ann@laptop (to restart it)", "up --watch"])
