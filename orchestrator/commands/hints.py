@@ -70,7 +70,10 @@ ELSEWHERE = {
 }
 
 _NNODES = "use --set run.nnodes=N, or choose hosts with --hosts PATTERN"
-_NPROC = "set nproc_per_node of the hosts in the inventory"
+_NPROC = (
+    "set nproc_per_node of the hosts in the inventory, or for one run: "
+    "ddp-orch up -- torchrun --nproc_per_node=N SCRIPT"
+)
 # options of other programs by command, and what to use instead
 OTHER_PROGRAMS = {
     "kill": {"-9": "to end the run without a grace period, use --grace 0"},
@@ -97,7 +100,11 @@ FOREIGN = {
     "-N": _NNODES,
     "--nnodes": _NNODES,
     "--node-rank": "ranks follow the order of `hosts` in the inventory; rank 0 is on its `head`",
+    "--nproc": _NPROC,
+    "--nproc-per-host": _NPROC,
     "--nproc-per-node": _NPROC,
+    "--num-processes": _NPROC,
+    "--num-proc-per-node": _NPROC,
     "--rdzv-backend": "use --set run.rdzv.backend=NAME, or set it in the inventory",
     "--rdzv-endpoint": "the rendezvous is on the `head` of the inventory; its port is run.rdzv.port",
     "--secret": "name the variable in run.secrets, and set it in your environment",

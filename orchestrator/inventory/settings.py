@@ -13,6 +13,7 @@ from .yaml_source import Sequence as List
 
 SECTIONS = ("run", "notify")
 """What can be set. The file has the rest, because later commands about the run read the file again."""
+NPROC = "nproc_per_node"
 
 
 def apply(root: Map, settings: Sequence[str]) -> Map:
@@ -26,7 +27,7 @@ def apply(root: Map, settings: Sequence[str]) -> Map:
         if not equals or not all(names):
             raise InventoryError(f"--set {shown(setting)}: expected KEY=VALUE, such as run.max_restarts=3")
         if names[0] not in SECTIONS or len(names) < 2:
-            raise InventoryError(f"--set {shown(key)}: only keys of run and notify can be set{_advise(names)}")
+            raise InventoryError(f"--set {shown(key)}: only keys of run and notify can be set{_advise(names, value)}")
         try:
             node = compose(value)
         except YamlProblem as exc:
@@ -35,8 +36,12 @@ def apply(root: Map, settings: Sequence[str]) -> Map:
     return root
 
 
-def _advise(names: Sequence[str]) -> str:
+def _advise(names: Sequence[str], value: str) -> str:
     """Advice about a key that is in neither section: `max_restarts`, `runs.max_restarts`, `python`."""
+    if names[-1] == NPROC:
+        number = value if value.isdigit() else "N"
+        where = f"{NPROC} of the hosts in the inventory"
+        return f"; set {where}, or for one run: ddp-orch up -- torchrun --{NPROC}={number} SCRIPT"
     sections = [section for section in schema.SECTIONS if section.name.partition(".")[0] in SECTIONS]
     paths = {key.name: f"{section.name}.{key.name}" for section in reversed(sections) for key in section.keys}
     others = {key.name for section in schema.SECTIONS if section not in sections for key in section.keys}

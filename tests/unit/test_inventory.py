@@ -279,6 +279,8 @@ def test_settings_replace_values_of_the_file_and_keep_the_others() -> None:
         ("hosts=[a]", "set hosts in the inventory"),
         ("python=/opt/venv/bin/python", "set python in the inventory"),
         ("defaults.python=x", "set defaults in the inventory"),
+        ("defaults.nproc_per_node=2", "torchrun --nproc_per_node=2"),
+        ("nproc_per_node=auto", "torchrun --nproc_per_node=N"),
         ("ssh.parallel=3", "set ssh in the inventory"),
         ("lr=0.1", "such as run.grace"),
         ("run=3", "only keys of run"),
