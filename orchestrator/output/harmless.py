@@ -46,6 +46,7 @@ AT_THE_END = (
 _STACK = rf"Exception raised from .*|frame #\d+: .*|<omitting python frames>|{_AGENT}(?:Traceback \(| |\S+Error: ).*|"
 _ALWAYS, _AT_THE_END, _IN_STACK = (re.compile("|".join(table)).fullmatch for table in (ALWAYS, AT_THE_END, [_STACK]))
 _BOX = re.compile(_PYTHON + r"\**").fullmatch
+_STAMP = re.compile(r"(?:\[rank\d+\]:)?\[?[WE]\d{3,4} [\d:.]+ (?:\d+ )?")
 HEADING = "ddp-orch: shown because the run failed: "
 _FAILS = "ddp-orch: first failure: "
 _HAS_FAILED = "ddp-orch: the run failed"
@@ -130,13 +131,29 @@ class HarmlessFilter(Stage):
         count = self._counts.pop(attempt, 0)
         if not hidden:
             return ()
+        shown = _fold(hidden)
         what = "warning of before, harmless as a rule" if count == 1 else "warnings of before, harmless as a rule"
-        return [hidden[0]._replace(rank=None, stream="agent", text=f"{HEADING}{count} {what}:"), *hidden]
+        what += "; of those that several ranks printed, the first" if len(shown) < len(hidden) else ""
+        return [hidden[0]._replace(rank=None, stream="agent", text=f"{HEADING}{count} {what}:"), *shown]
 
     def _release_held(self) -> Sequence[Line]:
         held, self._held = self._held, []
         self._stacks.clear()
         return held
+
+
+def _fold(lines: Sequence[Line]) -> list[Line]:
+    """Without lines that another source has printed before, but for their times. Of one source, all lines stay."""
+    printed: Counter[tuple[Source, str]] = Counter()
+    most: Counter[str] = Counter()
+    shown = []
+    for line in lines:
+        text = _STAMP.sub("", line.text)
+        printed[(line.host, line.rank, line.stream), text] += 1
+        if (count := printed[(line.host, line.rank, line.stream), text]) > most[text]:
+            most[text] = count
+            shown.append(line)
+    return shown
 
 
 def _may_matter(text: str) -> bool:

@@ -129,6 +129,16 @@ def test_everything_hidden_is_shown_when_the_run_fails(screen: Screen) -> None:
     assert screen.hidden == 0
 
 
+def test_of_warnings_that_differ_only_in_rank_and_time_the_first_is_shown(screen: Screen) -> None:
+    text = HOSTNAME.replace(":40.", ":4{}.")
+    hidden = [line(text.format(rank), rank) for rank in (0, 1, 2)]
+    own = [line(text.format(7), 0), line(ALWAYS[1], 2)]
+    failure, end = line(FAILS, rank=None), line(FAILED, rank=None)
+    screen.push(*hidden, *own, failure, end)
+    _, heading, *shown, _ = screen.end()
+    assert heading.text.startswith(f"{HEADING}5 ") and shown == [hidden[0], *own]
+
+
 def test_only_the_lines_of_the_last_attempt_are_shown(screen: Screen) -> None:
     first, second = (line(HOSTNAME, attempt=attempt) for attempt in (1, 2))
     failures = [line(FAILS, rank=None, attempt=attempt) for attempt in (1, 2)]
