@@ -42,12 +42,13 @@ def check_hosts(
     hellos: Mapping[str, Hello],
     clocks: Mapping[str, tuple[float, float]] | None = None,
     absent: Mapping[str, python.Absence] | None = None,
+    sent: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
     """The findings about all hosts of the plan that have facts, errors first.
 
     By host: `facts`, the answer of its probe; `hellos`, the first answer of its node program; `clocks`, the least and
     the most seconds by which its clock may be ahead of the controller's. `absent`, by module: what is known about those
-    that hosts lack.
+    that hosts lack. `sent`: paths among the arguments that were sent with the code, and where ranks find them.
     """
     findings = Findings()
     machines = [node for node in plan.nodes if node.host.name in facts]
@@ -76,7 +77,7 @@ def check_hosts(
     _clocks(
         {node.host.name: clocks[node.host.name] for node in machines if clocks and node.host.name in clocks}, findings
     )
-    _paths(plan, nodes, facts, findings)
+    _paths(plan, nodes, facts, sent or {}, findings)
     gpus.check_gpus(plan, nodes, facts, findings)
     network.check_network(plan, nodes, facts, findings)
     return findings.all()
@@ -377,7 +378,9 @@ def path_arguments(plan: Plan) -> dict[str, str]:
 INPUTS = ("data", "train", "val", "test", "input", "resume", "ckpt", "checkpoint", "weights", "config", "model", "root")
 
 
-def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: Findings) -> None:
+def _paths(
+    plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], sent: Mapping[str, str], findings: Findings
+) -> None:
     """Check paths in arguments.
 
     A path may be a folder that the script creates. So a missing path is a finding only if it exists on another host,
@@ -399,4 +402,6 @@ def _paths(plan: Plan, nodes: list[Node], facts: Mapping[str, Facts], findings: 
             if len(absent) < len(nodes) or any(word in option.lower() for word in INPUTS):
                 look = f"ssh {next(iter(absent))} ls -ld {shlex.quote(posixpath.dirname(path))}"
                 fix = f"copy or mount it there, or correct {option or 'the path'}; to check the folder: {look}"
+                if path in sent:
+                    fix = f"it was sent with the code: use `{sent[path]}` in place of {path}"
                 findings.add("warning", code, host, f"{what}: {why}", fix, f"ls -d {path}: {why}")

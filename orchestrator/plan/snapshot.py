@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -34,6 +35,7 @@ _CREDENTIAL = re.compile(
 
 _TORCH = re.compile(rb"\btorch\b")
 
+LOOKED_AT = 20  # files of a folder, to find one that is sent
 SMALL = 100
 """A file that is so many times smaller than the largest one does not matter."""
 AUTO = "auto"  # in run.sync, alone or as one of the paths
@@ -204,6 +206,21 @@ def why_not_sent(folder: Path, path: str, sync_base: Path) -> str | None:
         return None
     entry = shown(os.path.relpath(full, sync_base))
     return f"{shown(path)} exists on this machine but is not sent: {why}. Add it to run.sync: [auto, {entry}]"
+
+
+def where_sent(folder: Path, path: str) -> str | None:
+    """Where ranks find an absolute path of this machine, relative to `folder`, in which the run starts.
+
+    None if it does not exist here, or is not in the code that is sent.
+    """
+    full = Path(os.path.normpath(path))
+    top = next((parent for parent in (folder, *folder.parents) if git.has_repository(parent)), folder)
+    if not Path(path).is_absolute() or full == top or not full.is_relative_to(top) or not os.path.lexists(full):
+        return None
+    files = [full] if not full.is_dir() else [file for file in islice(full.rglob("*"), LOOKED_AT) if file.is_file()]
+    inner = (os.path.relpath(file, top) for file in files)
+    is_sent = any(not _CREDENTIAL.search(file) and git.exclusion(top, file) is None for file in inner)
+    return os.path.relpath(full, folder) if is_sent else None
 
 
 def _top(script: Path, package_depth: int, base: Path, sync_base: Path) -> Path:

@@ -18,6 +18,7 @@ from . import recent, unsent_modules
 
 CODES = ("dataset-missing", "file-missing-on-host")
 IMPORT_CODES = ("missing-module-on-host", "script-import-error")
+SENT = "{path} is of this machine, and was sent with the code. On the hosts, use `{relative}`"
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 _IN_CODE = re.compile(r"/.*/runs/[^/]+/code/(.+)")  # a path on a host, in the run's copy of the code
 
@@ -38,6 +39,8 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
             for path in _paths(finding, folder):
                 if why := snapshot.why_not_sent(folder, path, sync_base):
                     return replace(finding, code="dataset-missing", confidence="high", fix=why)
+                if relative := snapshot.where_sent(folder, path):
+                    return replace(finding, fix=SENT.format(path=path, relative=relative))
         if finding.code in IMPORT_CODES:
             return _explain_import(finding, folder, sync_base, _script_words(run_id))
         return finding

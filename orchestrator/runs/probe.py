@@ -20,7 +20,7 @@ from ..inventory.container import as_question
 from ..inventory.model import Keep, Notify
 from ..output.finding import Finding
 from ..plan.plan import Node, Plan
-from ..plan.snapshot import Snapshot
+from ..plan.snapshot import Snapshot, where_sent
 from . import unsent_modules
 
 MAX_SOURCE = 1 << 20  # bytes of a script that is sent to be compiled
@@ -145,4 +145,14 @@ def check_hosts(plan: Plan, probed: Mapping[str, Probed]) -> tuple[Finding, ...]
         {name: host.hello for name, host in probed.items()},
         {name: host.clock_ahead for name, host in probed.items()},
         unsent_modules.explain(plan, facts),
+        _paths_in_code(plan),
     )
+
+
+def _paths_in_code(plan: Plan) -> dict[str, str]:
+    """The absolute paths of this machine among the arguments that are in the code, and where ranks find them."""
+    if plan.code is None or not plan.code.root:
+        return {}
+    folder = Path(plan.code.root) / plan.code.cwd
+    found = {path: where_sent(folder, path) for path in hosts.path_arguments(plan)}
+    return {path: relative for path, relative in found.items() if relative is not None}

@@ -72,6 +72,23 @@ def test_other_findings_stay_as_they_are(project: Path) -> None:
     assert explained(MISSING, "without-code") == MISSING
 
 
+def test_a_path_of_this_machine_in_the_code_that_was_sent_is_told_as_the_ranks_find_it(project: Path) -> None:
+    for path, fix in (
+        (project / "data" / "set" / "prepare.py", "data/set/prepare.py"),
+        (project / "data", "data"),
+        (project / "data" / "absent", None),
+        (project.parent, None),
+    ):
+        found = explained(replace(MISSING, evidence=(f"No such file or directory: '{path}'",)))
+        assert f"`{fix}`" in found.fix if fix else found.fix == MISSING.fix
+
+
+def test_a_folder_of_which_nothing_is_sent_is_not_told_of(project: Path) -> None:
+    (project / "data" / "set" / "prepare.py").unlink()
+    found = explained(replace(MISSING, evidence=(f"No such file or directory: '{project / 'data'}'",)))
+    assert found.fix == MISSING.fix
+
+
 IN_SCRIPTS = f'File "/home/ann/.local/state/ddp-orch/267b/runs/{RUN}/code/scripts/train.py", line 2, in <module>'
 
 

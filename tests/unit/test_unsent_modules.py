@@ -34,6 +34,20 @@ def found(folder: Path, module: str, *words: str, run: str = "{}") -> Finding:
     return finding
 
 
+def test_an_argument_that_is_a_path_of_this_machine_in_the_code_is_told_as_the_ranks_find_it(project: Path) -> None:
+    (project / "inventory.yaml").write_text("hosts: [a]\n")
+    (project / "scripts" / "labels").write_text("")
+    inventory = model.load(str(project / "inventory.yaml"))
+    data = str(project / "scripts")
+    command, snapshot = entrypoint.find(inventory, ("train.py", "--data", data))
+    assert snapshot is not None
+    code = plan.Code(snapshot.sha256, snapshot.workdir, str(snapshot.root), 1, 1)
+    made = plan.make(inventory, run_id="R", name="R", command=command, code=code, env={}, debug=False)
+    answer = decoded(facts(paths={data: "No such file or directory"}))
+    (finding,) = probe.check_hosts(made, {"a": probe.Probed(answer, decode(Hello, HELLO, "hello"), (0.0, 0.1))})
+    assert finding.code == "dataset-missing" and "`scripts`" in finding.fix
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path.resolve() / "project"
