@@ -15,6 +15,7 @@ invocation   recognises the command lines of other launchers after `--`
 launcher_flags  the flags of other launchers
 leading      takes variables and `uv run` from the front of a command
 once_per_host  scripts that start the ranks of a host themselves
+sharding     whether a script gives each rank all of the data
 python_files  what a script and its own modules import and name
 import_roots  modules of the code that are not beside the script
 run_program  by which python becomes a program of the host

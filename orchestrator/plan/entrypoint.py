@@ -19,7 +19,7 @@ from ..inventory.model import Host, Inventory
 from ..inventory.sources import reference
 from ..inventory.text_files import read_text
 from ..output.console import fold
-from . import function_call, launchers, plan, python_files
+from . import function_call, launchers, plan, python_files, sharding
 from . import snapshot as ship
 from .run_program import RUN_PROGRAM
 
@@ -280,6 +280,13 @@ def _warn_of_ranks_alone(hosts: Sequence[Host], snapshot: ship.Snapshot, *, modu
         yield (
             f"{snapshot.script} does not use torch.distributed, so each rank trains a model of its own, on all of the "
             "data. What to change: docs/guides/two-boxes.md"
+        )
+    elif (len(hosts) > 1 or hosts[0].nproc_per_node != 1) and sharding.gives_all_data(
+        *_script_of(snapshot, module=module)
+    ):
+        yield (
+            f"{snapshot.script} seems to give each rank all of the data, as it uses DataLoader without a "
+            "DistributedSampler. What to change: docs/guides/two-boxes.md"
         )
 
 

@@ -131,6 +131,12 @@ def has_old_local_rank(script: Path, folder: Path) -> bool:
 
 def trains_alone(script: Path, folder: Path) -> bool:
     """Whether the script uses torch, and nothing in it or in what it imports can connect its rank with the others."""
+    texts = texts_with_plain_torch(script, folder)
+    return texts is not None and not any(map(_TOGETHER.search, texts))
+
+
+def texts_with_plain_torch(script: Path, folder: Path) -> list[str] | None:
+    """The script and its own modules, if they use torch and no package that may connect the ranks; else None."""
     sources = list(_sources(script, folder))
     names = {
         parts[0]
@@ -138,9 +144,8 @@ def trains_alone(script: Path, folder: Path) -> bool:
         for parent, parts in _modules_of(source, folder)
         if parent == folder and parts and not (folder / parts[0]).is_dir() and not list(_files_of(parts[:1], folder))
     }
-    if "torch" not in names or names - _PLAIN - sys.stdlib_module_names:
-        return False
-    return not any(_TOGETHER.search(source.text) for source in sources)
+    is_plain = "torch" in names and not names - _PLAIN - sys.stdlib_module_names
+    return [source.text for source in sources] if is_plain else None
 
 
 def find_own_launchers(script: Path, folder: Path) -> Iterator[OwnLauncher]:
