@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from .decode import NOT_NULL
-from .fields import Address, CudaVersion, Port, is_interval
+from .fields import Address, CudaVersion, HostName, Port, RunId, UnixTime, is_interval
 from .finished import Finished
 from .ledger import EndedRun
 from .operation import Operation
@@ -248,6 +248,19 @@ class Login:
 
 
 @dataclass(frozen=True)
+class LedLast:
+    """Where rank 0 of the newest run of a name ran last, as this host knows."""
+
+    run_id: RunId
+    host: HostName
+    """In the inventory that this run was started with."""
+    here: bool
+    """Whether it is this host."""
+    newest: UnixTime | None
+    """When a file in the output folder of the name was last written on this host; None: it has no file."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """The answer to `probe`."""
 
@@ -305,6 +318,8 @@ class Facts:
     """The runs that ended last, the newest last."""
     finished: Finished | None = None
     """The runs to delete; None: the host was not asked for them."""
+    led_last: LedLast | None = None
+    """None: the host knows of no earlier run of the name that it was asked for, or was asked for none."""
 
     @property
     def versions(self) -> dict[str, str]:

@@ -17,12 +17,14 @@ from ..inventory import advice
 from ..inventory.advice import complete_commands
 from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold
+from ..output.lines import rfc3339
 from ..output.mask import hide_credentials
 from ..plan.plan import Plan
 from ..plan.snapshot import Snapshot
-from ..runs import ending, launch, probe, recent, registry, stand_ins
+from ..runs import ending, launch, probe, recent, registry, stand_ins, waiting
 from ..runs.ending import KillTargets
 from ..runs.launch import LaunchContext
+from ..runs.out_of_reach import OutOfReach
 from ..ssh.config import by_hand
 from . import code_watch
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
@@ -63,11 +65,18 @@ def restart(
                     "chooses others"
                 )
             if run.unfinished:
+                waits_for = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else ""
                 try:
-                    _check_start(plan, snapshot, fleet, context, waits=again.wait or again.queue)
+                    lost = _check_start(plan, snapshot, fleet, context, waits=again.wait or again.queue)
                 except OrchError:
-                    console.note(f"run {run.run_id} was not stopped: the new run could not start")
+                    waits = f"; it is waiting for {waits_for}" if waits_for else ""
+                    console.note(f"run {run.run_id} was not stopped: the new run could not start{waits}")
                     raise
+                if lost and run.waits and lost.host in run.waits.hosts:
+                    console.warning(
+                        f"run {run.run_id} is waiting for {waits_for}, and would continue from what rank 0 saved "
+                        "there. It is stopped now"
+                    )
                 _stop(run, of_run, inventory, fleet, console)
             elif run.broken or run.rejoining:
                 _kill(run, of_run, fleet)
@@ -78,8 +87,12 @@ def restart(
         return code_watch.watch(again, stop) if again.watch else up(again, before_start=stop)
 
 
-def _check_start(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext, *, waits: bool) -> None:
+def _check_start(
+    plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext, *, waits: bool
+) -> OutOfReach | None:
     """Raises an error if the new run lacks hosts, or could not start its script. `waits`: it would wait for the hosts.
+
+    Returns what it would not find, after a warning.
 
     What else a start checks may differ as soon as the old run has ended.
     """
@@ -94,12 +107,13 @@ def _check_start(plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: L
         whole, known = stand_ins.take(
             plan, asked, snapshot, fleet, context.timing, context.step, skip_check=context.skip_check
         )
-        launch.drop_unreachable(whole, known, context)
+        plan, asked = launch.drop_unreachable(whole, known, context), known
     findings = [finding for finding in probe.check_hosts(plan, asked.done) if finding.code in CODES_OF_SCRIPT]
     if findings and not context.skip_check:
         hosts, inventory = [node.host for node in plan.nodes], plan.inventory.path
         lines = (complete_commands(by_hand(render_line(finding), hosts), inventory) for finding in findings)
         raise FindingsError("\n  ".join(["the new run would fail", *lines]))
+    return launch.warn_of_lost_files(plan, asked, context)
 
 
 def _is_another_file(given: str, known: str) -> bool:

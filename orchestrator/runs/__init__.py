@@ -20,6 +20,7 @@ queue_hosts  for which hosts it waits, and which of them are enough
 queued_runs  puts together the runs that wait, from the tickets on the hosts
 pruning      chooses the finished runs to delete, each from all of its hosts or from none
 inheritance  what a run gets from earlier runs of its name
+out_of_reach  what rank 0 of an earlier run saved on a host that takes no part
 launch       prepares all hosts, then starts the run
 timing       how long each phase of a launch takes
 rendezvous   chooses the address where the nodes meet

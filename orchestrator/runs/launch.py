@@ -33,8 +33,9 @@ from ..plan.entrypoint import TRAINER
 from ..plan.plan import Code, Plan
 from ..plan.snapshot import Snapshot
 from ..ssh.config import by_hand
-from . import bandwidths, ending, examination, inheritance, pruning, rendezvous, stand_ins
+from . import bandwidths, ending, examination, inheritance, out_of_reach, pruning, rendezvous, stand_ins
 from . import probe as preflight
+from .out_of_reach import OutOfReach
 from .probe import Probed
 from .rendezvous import Rendezvous
 from .timing import Timing
@@ -91,6 +92,7 @@ def launch(
             plan, probed, snapshot, fleet, context.timing, context.step, skip_check=context.skip_check
         )
     plan = check(plan, probed, fleet, context)
+    lost = warn_of_lost_files(plan, probed, context)
     facts = {name: host.facts for name, host in probed.done.items()}
     auto = auto_env.choose({name: fact for name, fact in facts.items() if name != plan.witness})
     resolved = planning.resolve(plan, facts, {variable.variable: variable.value for variable in auto})
@@ -100,7 +102,7 @@ def launch(
         resolved = job_limit.end_with_job(resolved, context.job_ends_at - time.monotonic())
     hosts = [node.host for node in resolved.nodes]
     pruning.delete_due_runs(hosts, probed.done, fleet, resolved.inventory.path, context.step, context.warn)
-    _prepare_and_start(resolved, facts, fleet, context)
+    _prepare_and_start(resolved, facts, fleet, context, lost)
     return resolved
 
 
@@ -118,6 +120,14 @@ def check(
     findings = preflight.check_hosts(plan, probed.done)
     _raise_or_warn(tuple(finding for finding in findings if finding.code not in ignore), plan, context)
     return plan
+
+
+def warn_of_lost_files(plan: Plan, probed: Results[Probed], context: LaunchContext) -> OutOfReach | None:
+    """Warn if rank 0 of an earlier run saved on a host that this plan does not have."""
+    lost = out_of_reach.find([node.host.name for node in plan.nodes], probed.done)
+    if lost:
+        context.warn(f"{lost}. {lost.advice}")
+    return lost
 
 
 def _show_start(resolved: Plan, auto: Sequence[AutoEnv], context: LaunchContext) -> None:
@@ -154,7 +164,10 @@ def drop_unreachable(plan: Plan, probed: Results[Any], context: LaunchContext) -
     smaller = planning.without(plan, probed.failed)
     if smaller is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):
         headline = f"{_count_unable(probed, plan)}{_blame_head(plan, probed)}"
-        raise _launch_error(probed, headline, plan, advise_start_without(plan, probed, context))
+        hint = advise_start_without(plan, probed, context)
+        if hint and (lost := out_of_reach.find(probed.done, probed.done)):
+            hint += f"\n  Then {lost}. {lost.advice}"
+        raise _launch_error(probed, headline, plan, hint)
     for line in fold_failures(probed.failed):
         context.warn(f"starting without {line}")
     for warning in losses.warn_of_fewer(plan, smaller):
@@ -225,7 +238,9 @@ def error_of(findings: Sequence[Finding], text: str) -> OrchError:
     return HeldError(text) if any(finding.code in HELD_CODES for finding in findings) else FindingsError(text)
 
 
-def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet, context: LaunchContext) -> None:
+def _prepare_and_start(
+    resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet, context: LaunchContext, lost: OutOfReach | None
+) -> None:
     """Prepare the head, then the others, then start the run. If that fails, abort it wherever it was prepared."""
     head, *others = [node.host for node in resolved.nodes]
     numbers = {node.host.name: number for number, node in enumerate(resolved.nodes)}
@@ -235,7 +250,7 @@ def _prepare_and_start(resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet,
 
     def prepare(host: Host, session: Session, operation: Operation[P], head_endpoints: Arguments | None) -> P:
         spec = node_spec.spec(resolved, numbers[host.name], facts, created_at=started_at, by=context.by)
-        spec["continues"] = context.continues
+        spec.update(continues=context.continues, note=str(lost) if lost else None)
         private = node_spec.private(resolved, numbers[host.name], run_key=context.run_key, secrets=context.secrets)
         sessions[host.name] = session
         if host.witness:  # it takes no part in the rendezvous

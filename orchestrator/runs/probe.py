@@ -76,6 +76,7 @@ def question(plan: Plan, node: Node, script: Arguments | None, *, keep: Keep | N
         "autostart": None if plan.inventory.run.autostart == "none" else plan.inventory.run.autostart,
         "keep": keep.on_hosts() if keep else None,
         "names": [],
+        "run_name": None if plan.inventory.run.output else plan.name,
         # torch looks up every peer; whether the name server answers at all shows with one of them
         "addresses": [address for address in _addresses(plan.nodes[0]) if node is not plan.nodes[0]],
     }

@@ -162,3 +162,46 @@ def test_a_run_whose_ranks_have_just_begun_is_restarted_at_once(lab2: Lab) -> No
     assert runs(lab2, inventory)[first]["state"] == "stopped"
     ok(orch(lab2, "kill", again, "-i", inventory))
     assert_clean(lab2)
+
+
+SAVES_OUTPUTS_ON_RANK_0 = """
+import os, time
+path = os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "ckpt.pt")
+print("begins", "with" if os.path.exists(path) else "without", flush=True)
+if os.environ["RANK"] == "0":
+    open(path, "w").close()
+    print("saved", flush=True)
+time.sleep(1e6)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_restart_without_the_lost_head_says_that_its_snapshot_is_out_of_reach(lab3: Lab) -> None:
+    run = {"launcher": "direct", "grace": 1, "resume": "head", "nnodes": "1:2", "max_restarts": 3, "lease": 4}
+    inventory = lab3.inventory(run=run, ssh={"connect_timeout": 3})
+    on_two = ("--name", "job", "--hosts", "node-0,node-1")
+    first = start(lab3, inventory, *on_two, "--", script(lab3, SAVES_OUTPUTS_ON_RANK_0))
+    wait_until(lambda: lines_of(lab3, inventory, first, "--grep", "saved"), 60, "rank 0 has saved")
+    lab3.hosts[0].crash()
+
+    def said(*argv: str) -> str:
+        return orch(lab3, *argv, "-i", inventory).stdout  # the exit code is 4: one host is off
+
+    wait_until(lambda: '"state": "waiting"' in said("ps", "--json"), 60, "node-1 waits")
+    refused = ok(orch(lab3, "restart", "job", "-d", "-i", inventory), 4).stderr
+    lost = "node-0, where rank 0 ran"
+    assert lost in refused and "without a snapshot" in refused and refused.count("until ") == 1
+    again = ok(orch(lab3, "restart", "job", "-d", "--hosts", "!node-0", "-i", inventory))
+    assert again.stderr.count(lost) == 1 and f"{first} is waiting for node-0" in again.stderr
+    assert again.stderr.index(lost) < again.stderr.index(f"stopping run {first}")
+    second = again.stdout.split()[0]
+    wait_until(lambda: said("logs", second).count("begins without") == 2, 60, "both ranks begin")
+    wait_until(lambda: lost in said("logs", second), 30, "the log says it")
+    assert lost in said("events", second)
+    lab3.hosts[0].boot()
+    ok(orch(lab3, "kill", second, "--grace", "0", "-i", inventory))
+    for hosts, is_lost in (("node-0,node-1", False), ("node-2", True)):  # node-2 knows of rank 0 on node-1
+        begun = ok(orch(lab3, "up", inventory, "-d", "--name", "job", "--hosts", hosts, "--", "train.py"))
+        assert ("node-1, where rank 0 ran" in begun.stderr) == is_lost
+        ok(orch(lab3, "kill", begun.stdout.split()[0], "--grace", "0", "-i", inventory))
+    assert_clean(lab3)

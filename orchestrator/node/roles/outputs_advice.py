@@ -28,6 +28,8 @@ class OutputsAdvice:
 
     def begin_continued(self, current: State) -> None:
         """Before the first attempt."""
+        if self._spec.get("note"):
+            self._note(self._spec["note"])
         if self._spec.get("continues") is not None:
             self._begin(current, current.team, at_restart=False)
 

@@ -14,6 +14,7 @@ mesh            tests the network to other hosts
 
 prepare         tries everything that can fail in a launch, then starts a guard
 unpack          unpacks the code from a tar stream
+led_last        where rank 0 of the earlier runs of a name ran last
 link_port       opens the link port of a node other than the head
 locks           names the locks of a run: its GPUs, its name
 retire          finds and removes ended runs, code and node programs that `run.keep` does not keep

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ..guard import autostart, guard_process, warm
 from ..host import beside_code, memory_folder, network, processes, state
 from ..link.link import JOIN_WINDOW
-from . import link_port, retire
+from . import led_last, link_port, retire
 from . import locks as run_locks
 from .wire import Refused
 
@@ -40,7 +40,7 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
         spec["cwd"] = _working_folder(spec, folder)
         continues = spec.get("continues")
         carried = _carry_over(continues, spec, folder)
-        earlier = _earlier_runs(spec)
+        earlier = led_last.earlier_runs(spec["name"], but=spec["run_id"])
         left_behind = None if carried and carried["snapshot"] else _left_behind(earlier)
         run_locks.take(spec, locks)
         run_locks.share_output(spec, locks)
@@ -200,13 +200,6 @@ def _carry_over(run_id: Optional[str], spec: Dict[str, Any], folder: str) -> Opt
     snapshots = beside_code.named_like_snapshots(paths)
     files = {"count": len(paths), "files": paths[:3], "snapshot": snapshots[0] if snapshots else None}
     return files if paths else None
-
-
-def _earlier_runs(spec: Dict[str, Any]) -> List[Tuple[str, Dict[str, Any]]]:
-    """(folder, spec) of the runs of the same name that had ranks here, the newest first."""
-    known = [(folder, state.read(os.path.join(folder, "spec.json")) or {}) for _, folder in sorted(state.runs())[::-1]]
-    alike = [(folder, other) for folder, other in known if other.get("name") == spec["name"]]
-    return [(folder, other) for folder, other in alike if other.get("run_id") != spec["run_id"]]
 
 
 def _left_behind(earlier: List[Tuple[str, Dict[str, Any]]]) -> Optional[Dict[str, Any]]:

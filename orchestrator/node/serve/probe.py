@@ -15,7 +15,7 @@ from ..host import init_process, ledger, login_session
 from ..host.run_command import answers_of
 from ..ranks import job
 from ..recorder import notify
-from . import container_probe, dns, facts, gpus
+from . import container_probe, dns, facts, gpus, led_last
 from .runs import LEDGER_MOST
 
 PYTHON_WINDOW = 60.0  # s for `setup` and the python to answer: module systems and network file systems can be slow
@@ -25,8 +25,8 @@ MARKER = "ddp-orch-facts:"
 
 def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """`arguments`: setup, python, env, workdir, script, gpus ("none" spares the question), ports, paths, names,
-    notify (of the head), autostart (of the run, or null), container (in which the python is; or null), and keep: look
-    for ended runs to remove (or null).
+    notify (of the head), autostart (of the run, or null), container (in which the python is; or null), keep: look for
+    ended runs to remove (or null), and run_name: look where rank 0 of the earlier runs of that name ran (or null).
     """
     answers: Dict[str, Any] = {}
     bugs: List[BaseException] = []
@@ -51,6 +51,8 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         from . import retire  # `check` does not need it
 
         questions["finished"] = lambda: retire.look(arguments["keep"])
+    if arguments["run_name"] is not None:
+        questions["led_last"] = lambda: led_last.look(arguments["run_name"])
     if arguments["gpus"] != "none":
         questions["nvidia"] = gpus.look
     threads = [threading.Thread(target=ask, args=item, daemon=True) for item in questions.items()]
@@ -77,6 +79,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "container": answers.get("container"),
         "ledger": ledger.newest(LEDGER_MOST),
         "finished": answers.get("finished"),
+        "led_last": answers.get("led_last"),
         "lazy_init": answers["lazy_init"],
         "login": answers_of({"login": login_session.look}, LOGIN_WINDOW).get("login"),
     }
