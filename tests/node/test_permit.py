@@ -224,3 +224,15 @@ def test_after_a_reboot_an_attempt_is_not_started_again(driven: tuple[Runs, Driv
     assert {known["attempt"] for known in after} == {0, 2}, after
     wait_until(lambda: attempts(run) == {"2"}, 20, "its rank runs")
     driver.end()
+
+
+def test_the_output_folder_is_there_before_the_first_attempt(driven: tuple[Runs, Driver]) -> None:
+    """Copying files there may take long (`run.resume`), and `ddp-orch shell` has its path."""
+    runs, driver = driven
+    run = prepare(runs, driver)
+    assert list(run.hosts[0].state.glob("*/out/*")) == []
+    driver.send({"do": "commit"})
+    driver.wait_for(lambda status: bool(status["committed"]))
+    (folder,) = run.hosts[0].state.glob("*/out/*")
+    assert list(folder.iterdir()) == [] and not state.has_files(str(folder))
+    driver.end()

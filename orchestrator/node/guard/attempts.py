@@ -93,6 +93,18 @@ class Attempts:
 
     # starting
 
+    def make_output_folder(self) -> None:
+        """The run has begun: `shell` has its path, and the first attempt may begin later, with `run.resume`."""
+        if not state.is_witness(self._spec):
+            with contextlib.suppress(OSError):  # the first attempt tries again, and tells
+                self._make_output_folder()
+
+    def _make_output_folder(self) -> str:
+        output = state.output_folder(self._folder, self._spec)
+        if not self._spec.get("shared_output"):  # a shared one was made by `prepare`, and its disk may hang by now
+            os.makedirs(output, 0o700, exist_ok=True)
+        return output
+
     def start(self, order: gang_events.Run) -> None:
         for listener in self.rendezvous:
             listener.close()
@@ -110,9 +122,7 @@ class Attempts:
 
     def _start_processes(self, tree: Tree, order: gang_events.Run) -> None:
         spec = self._spec
-        output = state.output_folder(self._folder, spec)
-        if not spec.get("shared_output"):  # a shared one was made by `prepare`, and its disk may hang by now
-            os.makedirs(output, 0o700, exist_ok=True)
+        output = self._make_output_folder()
         paths = launch.Paths(self._folder, self._path("fifo"), self._path("log"), spec["cwd"], output)
         is_contained = bool(spec.get("container"))
         program = contained.program(spec) if is_contained else self._program()

@@ -227,6 +227,7 @@ class Guard:
             self._attempts.signal_ranks(message["signal"], None, only_if_caught=True, dry=False)
         elif message["do"] == "commit":
             self._committed = True
+            self._attempts.make_output_folder()
             self._write_state()
             self._send_status()
         elif message["do"] == "wait":
