@@ -43,7 +43,7 @@ class Refused(OrchError):
     def __init__(self, code: str, problem: str, fix: str = "", look: str = "") -> None:
         super().__init__(f"{problem}; {fix}" if fix else problem)
         self.code = code
-        self.exit_code = UnreachableError.exit_code if code == "no-guard" else OrchError.exit_code
+        self.exit_code = UnreachableError.exit_code if code in ("no-guard", "no-majority") else OrchError.exit_code
         self.problem = problem
         self.fix = fix
         self.look = look

@@ -24,6 +24,20 @@ def test_what_was_pending_stays_pending_for_a_new_guard() -> None:
     assert TeamRequests(requests.pending).pending == [REQUEST]
 
 
+def test_a_request_that_was_withdrawn_is_not_carried_out_later() -> None:
+    requests = TeamRequests()
+    requests.add(REQUEST)
+    assert requests.withdraw("a") == {"answer": None} == requests.withdraw("a")
+    assert requests.pending == []
+
+
+def test_it_is_too_late_to_withdraw_a_request_that_was_decided() -> None:
+    requests = TeamRequests()
+    requests.add(REQUEST)
+    requests.answer("a", True)
+    assert requests.withdraw("a") == {"answer": True}
+
+
 def test_the_oldest_of_many_requests_is_forgotten() -> None:
     requests = TeamRequests()
     for number in range(MOST + 1):

@@ -356,6 +356,10 @@ class Guard:
             answer = self._team_requests.add(request)
             self._send_status()
             return answer
+        if request.get("do") == "withdraw":
+            answer = self._team_requests.withdraw(str(request.get("id")))
+            self._send_status()
+            return answer
         return {"error": "unknown request", "code": "unknown"}
 
     def _request_finish(self, by: str, number: int) -> Dict[str, Any]:

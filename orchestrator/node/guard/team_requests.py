@@ -45,6 +45,12 @@ class TeamRequests:
             self._requests[name] = {"do": kind, "id": name, "by": by, **fields}
         return {"answer": self._answers.get(name)}
 
+    def withdraw(self, name: Any) -> Dict[str, Any]:
+        """Nobody waits for it any more. Once it is decided, it is too late, and the answer is not null."""
+        if name not in self._answers:
+            self._requests.pop(name, None)
+        return {"answer": self._answers.get(name)}
+
     def answer(self, name: str, answer: Any) -> None:
         if name in self._requests:
             self._answers[name] = answer

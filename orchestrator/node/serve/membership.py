@@ -46,7 +46,7 @@ def _ask(run_id: str, request: Dict[str, Any]) -> Any:
     folder = state.run_folder(run_id)
     request = dict(request, id=os.urandom(8).hex())
     deadline = time.monotonic() + WINDOW
-    problem = "the recorder of the head does not answer"
+    problem = ""
     while time.monotonic() < deadline:
         try:
             answer = requests.ask(folder, request)
@@ -57,5 +57,22 @@ def _ask(run_id: str, request: Dict[str, Any]) -> Any:
                 raise Refused(str(answer.get("code", "unknown")), str(answer["error"]))
             if answer["answer"] is not None:
                 return answer["answer"]
+            problem = ""
         time.sleep(PAUSE)
-    raise Refused("no-guard", "run %s: %s" % (run_id, problem))
+    if problem:
+        raise Refused("no-guard", "run %s: %s" % (run_id, problem))
+    return _withdraw(run_id, folder, request["id"])
+
+
+def _withdraw(run_id: str, folder: str, name: str) -> Any:
+    """Nothing may come later of a request that was not decided in time. Returns its answer if it just was."""
+    try:
+        answer = requests.ask(folder, {"do": "withdraw", "id": name}).get("answer")
+    except (requests.NoAnswer, OSError) as error:
+        raise Refused("no-guard", "run %s: %s" % (run_id, error)) from error
+    if answer is not None:
+        return answer
+    if not elects(state.read(os.path.join(folder, "spec.json")) or {}):
+        raise Refused("no-guard", "run %s: the recorder of the head does not answer" % run_id)
+    text = "run %s: the head has not decided on it within %d s, so it seems to have no majority of the hosts"
+    raise Refused("no-majority", text % (run_id, WINDOW) + "; the request was withdrawn")
