@@ -107,6 +107,8 @@ class Waits:
 
     hosts: tuple[HostName, ...]
     until: UnixTime
+    no_majority: bool = False
+    """The hosts that answer are none, and elect no head, so no host can be added or drained."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,8 @@ class Part:
     """Hosts that are silent, but not lost yet, as the head knows."""
     unfit: Mapping[HostName, tuple[ProblemCode, ...]] = field(default_factory=dict)
     """The problems of hosts without ranks, for which the newest attempt left them out, as the head knows."""
+    drained: tuple[HostName, ...] = ()
+    """Hosts that have left the run, as this host knows. If they were off, they do not know it themselves."""
 
     @property
     def state_here(self) -> str:

@@ -8,7 +8,7 @@ from ..answers.fields import UNFINISHED
 from ..errors import UnreachableError, UsageError
 from ..inventory import advice, via
 from ..inventory.hostnames import nearest
-from ..runs import newcomer
+from ..runs import newcomer, revive, waiting
 from .context import find_run, load_inventory_of_run, open_fleet, stderr_console, whoami
 
 
@@ -30,14 +30,18 @@ def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_js
         run = lookup.run
         if run.state not in UNFINISHED:
             raise UsageError(f"run {run.run_id} has ended: {run.state}")
-        if host_name in run.left:
-            restart = advice.about(run, lookup.listing.runs, inventory.path).command("restart")
-            raise UsageError(
-                f"{host_name} was drained from run {run.run_id}, and cannot come back to it. To use {host_name} again, "
-                f"start the run again: {restart}"
-            )
+        about = advice.about(run, lookup.listing.runs, inventory.path)
+        if host_name in run.left or host_name in run.drained:
+            raise UsageError(revive.describe_drained(run.run_id, [host_name], about.command("restart")))
+        if why := waiting.describe_no_majority(run, about):
+            raise UnreachableError(why)
         if host_name in run.parts:
             raise UsageError(f"{host_name} is a host of run {run.run_id} already")
+        if host_name in run.hosts and host_name in lookup.listing.failed:
+            raise UnreachableError(
+                f"{host_name} is a host of run {run.run_id} already, and cannot be reached. When it can: "
+                f"{about.command('revive')}"
+            )
         if host_name in run.hosts:
             raise UsageError(
                 f"run {run.run_id} has another host of the name {host_name}; give this machine a name of its own in "
@@ -45,7 +49,7 @@ def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_js
             )
         head = next(name for name, number in run.all_nodes.items() if number == run.head)
         if head not in hosts or head in lookup.listing.failed:
-            restart = advice.about(run, lookup.listing.runs, inventory.path).command("restart")
+            restart = about.command("restart")
             raise UnreachableError(
                 f"{head}, the head of run {run.run_id}, cannot be reached. To start the run again without it: "
                 f"{restart} --hosts PATTERN"

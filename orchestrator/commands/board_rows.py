@@ -95,8 +95,9 @@ def _state_or_role(part: Part) -> str:
 
 
 def without_old_places(rows: Sequence[BoardRow]) -> list[BoardRow]:
-    """The rows without ranks where a host knows only an attempt before that of the head."""
-    parts = claims.without_old_places({row.host: row.part for row in rows if row.part and row.node is not None})
+    """The rows without ranks where a host knows only an attempt before that of the head, or not that it was drained."""
+    known = {row.host: row.part for row in rows if row.part and row.node is not None}
+    parts = claims.without_old_places(claims.with_drained(known))
     return [
         replace(row, now=replace(row.now, run=parts[row.host])) if row.now and row.host in parts else row
         for row in rows

@@ -49,12 +49,17 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
         return 0
     about = advice.about(run, lookup.listing.runs, inventory.path)
     for line in _lines(
-        page, about.command("events"), lookup.listing.missing_hosts(run), lookup.listing.without_record(run)
+        page,
+        about.command("events"),
+        lookup.listing.missing_hosts(run),
+        lookup.listing.without_record(run),
+        [host for host in sorted(run.drained) if host not in run.parts],
     ):
         print(line)
     rejoining.note(run, about.command("kill"), console)
     waiting.note_unaware(run, about.command("kill"), console)
-    commands = [about.command(*words) for words in _next(run)]
+    commands = [restart] if (restart := waiting.restart_without(run, about)) else []
+    commands += [about.command(*words) for words in _next(run)]
     if run.state != "succeeded" and not run.unfinished and recent.command_of(run.run_id) is not None:
         silent = lookup.listing.missing_hosts(run)
         commands.append(resume_command.choose(about.command("restart"), run.parts, silent).command)
@@ -133,6 +138,12 @@ def _describe_head(page: Mapping[str, Any]) -> str | None:
     return f"{page['head']}; {HEAD_LOST[then]}" if then and page["head"] else None
 
 
+def _describe_wait(page: Mapping[str, Any]) -> str | None:
+    if page["waits"]:
+        return waiting.describe(**page["waits"])
+    return "other hosts; which ones is not known yet" if page["state"] == "waiting" else None
+
+
 def _code(code: Mapping[str, Any], folder_here: str) -> dict[str, Any]:
     return {"folder_here": folder_here, **{name: code.get(name) for name in ("sha256", "commit", "changed")}}
 
@@ -174,10 +185,14 @@ def _first_failure(run: registry.Run, record: Record | None) -> str | None:
 
 
 def _lines(
-    page: Mapping[str, Any], all_events: str, missing: Sequence[str] = (), without_record: Sequence[str] = ()
+    page: Mapping[str, Any],
+    all_events: str,
+    missing: Sequence[str] = (),
+    without_record: Sequence[str] = (),
+    drained: Sequence[str] = (),
 ) -> Sequence[str]:
     """`all_events`: the command that shows them. `missing`: hosts of the run that did not answer. `without_record`:
-    hosts that answered without it.
+    hosts that answered without it. `drained`: hosts that have left the run, and gave no answer about it.
     """
     attempts = f", {number_of(page['attempt'], 'attempt')}"
     if page["max_restarts"]:
@@ -185,7 +200,7 @@ def _lines(
     rows = {
         "Run": page["run_id"] if page["name"] == page["run_id"] else f"{page['name']} ({page['run_id']})",
         "State": page["state"] + attempts,
-        "Waits for": page["waits"] and waiting.describe(**page["waits"]),
+        "Waits for": _describe_wait(page),
         "Head": _describe_head(page),
         "Started": f"{whole_seconds(page['started_at'])} by {page['by']}",
         "Ended": page["ended_at"] and whole_seconds(page["ended_at"]),
@@ -214,6 +229,7 @@ def _lines(
         suspect = "suspect, " if host in page["suspects"] else ""
         lines.append(f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  {suspect}no answer")
     lines += [f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  no record" for host in without_record]
+    lines += [f"{host:<20} {'left':<7} {'-':>4} {'-':>9}  drained" for host in drained]
     if events := fold_ends(page["events"]):
         left_out = len(events) - NEWEST_EVENTS
         lines += [

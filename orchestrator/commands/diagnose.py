@@ -131,7 +131,7 @@ def _show(
         what_to_do = ""
         if run.state == "waiting":
             for_whom = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else "a host"
-            what_to_do = f" for {for_whom}. {waiting.advise(run, about.command('revive'))}"
+            what_to_do = f" for {for_whom}. {waiting.advise(run, about)}"
         elif run.unfinished:
             what_to_do = (
                 f". If it hangs: {about.command('top')} shows which ranks are silent. To find out where they are, end "

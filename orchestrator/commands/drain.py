@@ -15,7 +15,7 @@ from ..hosts.fleet import Fleet
 from ..inventory import advice
 from ..inventory.model import Inventory
 from ..output.console import Console, fold
-from ..runs import choice, registry
+from ..runs import choice, registry, waiting
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
 
 BEYOND_GRACE = 60.0  # s beyond grace and leases for a host to stop its ranks and to end its guard
@@ -30,6 +30,9 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         lookup = find_run_early(fleet, inventory, run_name, console, partial(_have_answered, host_name))
         run = lookup.run
         node = _node(run, host_name)
+        about = advice.about(run, lookup.listing.runs, inventory.path)
+        if why := waiting.describe_no_majority(run, about):
+            raise UnreachableError(why)
         head = _head(run)
         hosts = {host.name: host for host in inventory.machines}
         if head not in hosts or head in lookup.listing.failed:
@@ -37,7 +40,6 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         arguments = {"run_id": run.run_id, "node": node, "by": whoami()}
         answer = fleet.session(hosts[head]).request(DRAIN, arguments)
         if not answer.accepted:
-            about = advice.about(run, lookup.listing.runs, inventory.path)
             silent = [name for name in run.all_nodes if name in {*run.without_guard, *lookup.listing.failed}]
             raise UsageError(refusal(run, host_name, silent, about, elects=answer.elects))
         _say_what_follows(run, host_name, is_head=host_name == head, console=console)
@@ -47,18 +49,23 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
     if has_left:
         console.note(f"{host_name} has left run {run.run_id}")
         return 0
-    describe = advice.about(run, lookup.listing.runs, inventory.path).command("describe")
     raise UnreachableError(
         f"{host_name} has not left run {run.run_id} yet. It does as soon as the head and enough other hosts answer; to "
-        f"look at them: {describe}"
+        f"look at them: {about.command('describe')}"
     )
 
 
 def _have_answered(host_name: str, run_name: str | None, path: str, listing: registry.Listing) -> bool:
-    """Whether the host and the head are among the hosts that have answered: another one may be powered off."""
+    """Whether the host and the head are among the hosts that have answered: another one may be powered off.
+
+    Without a majority, the others are not needed for the answer.
+    """
     if not choice.is_known(run_name, path, listing):
         return False
-    return {host_name, _head(choice.choose(listing, run_name, path))} <= listing.answered
+    run = choice.choose(listing, run_name, path)
+    if run.waits is not None and run.waits.no_majority:
+        return True
+    return {host_name, _head(run)} <= listing.answered
 
 
 def _head(run: registry.Run) -> str:
@@ -72,7 +79,7 @@ def _node(run: registry.Run, host_name: str) -> int:
         raise UsageError(f"run {run.run_id} has ended: {run.state}")
     if host_name == run.witness:
         raise UsageError(f"{host_name} is the witness of run {run.run_id}, which cannot be drained")
-    if host_name in run.left and not run.parts[host_name].unfinished:
+    if host_name in run.drained and not (host_name in run.parts and run.parts[host_name].unfinished):
         raise UsageError(f"{host_name} has left run {run.run_id} already")
     return run.all_nodes[host_name]
 

@@ -110,7 +110,7 @@ def logs(options: LogsOptions) -> int:
         losses = BadLoss()
         watching: list[Stage] = [bell, losses]
         if options.follow:
-            waiting.note(run, console)
+            waiting.note(run, console, about)
             if run.unfinished and _shows_all(options):
                 watching.insert(0, Silence(ranks, about, console.note, view.is_cut_off))
         try:

@@ -50,8 +50,9 @@ def ps(
             if run.without_guard:
                 revive = advice.about(run, listing.runs, inventory.path).command("revive")
                 console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
-            waiting.note(run, console)
-            rejoining.note(run, advice.about(run, listing.runs, inventory.path).command("kill"), console)
+            about = advice.about(run, listing.runs, inventory.path)
+            waiting.note(run, console, about)
+            rejoining.note(run, about.command("kill"), console)
             if forgetful := listing.forgetful(run):
                 revive = advice.about(run, listing.runs, inventory.path).command("revive")
                 console.warning(f"{fold(forgetful)} answers without a record of run {run.run_id}; what to do: {revive}")
@@ -218,12 +219,16 @@ def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[st
 
 def _describe_hosts(run: registry.Run, missing_hosts: Sequence[str]) -> str:
     witness = {host for host, part in run.parts.items() if part.is_witness}
-    lost, drained = set(run.without_guard), set(run.left)
+    lost, drained = set(run.without_guard), set(run.left) | _drained_and_off(run)
     others = {"spare": set(run.spares) - lost, "lost": lost, "drained": drained, "witness": witness}
     named = [f"{what} {fold(some)}" for what, some in others.items() if some]
     if used := [host for host in run.parts if not any(host in some for some in others.values())]:
         named = [fold(used), *named]
     return ", ".join(named) + (f" (no data: {fold(missing_hosts)})" if missing_hosts else "")
+
+
+def _drained_and_off(run: registry.Run) -> set[str]:
+    return set(run.drained) - {part.host for part in run.parts.values()}
 
 
 def _describe_size(run: registry.Run) -> dict[str, str]:

@@ -44,7 +44,9 @@ def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: boo
     if revived.hosts:
         console.note(f"{fold(revived.hosts)} takes part in run {run.run_id} again")
     elif not (revived.failed or silent or forgetful):
-        console.note(f"run {run.run_id} has a guard on all of its hosts")
+        console.note(f"run {run.run_id} has a guard on all of its {'other ' if run.drained else ''}hosts")
+    if run.drained:
+        console.note(revive.describe_drained(run.run_id, sorted(run.drained), about.command("restart")))
     if silent:
         console.warning(f"{fold(silent)} cannot be reached; run `{about.command('revive')}` again when it can")
     return UnreachableError.exit_code if revived.failed or silent or forgetful else 0

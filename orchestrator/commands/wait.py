@@ -77,7 +77,7 @@ def wait(run_name: str | None, inventory_path: str | None, *, ready: bool, timeo
         try:
             if run.unfinished:
                 console.note(f"waiting for {'the server' if ready else 'the end'} of run {run.run_id}")
-                waiting.note(run, console)
+                waiting.note(run, console, about)
             with _limit(deadline):
                 view.run(Sink(look))
         except _Late:

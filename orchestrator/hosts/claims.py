@@ -108,6 +108,21 @@ def without_old_places(parts: Mapping[str, Part]) -> dict[str, Part]:
     }
 
 
+def drained_hosts(parts: Iterable[Part]) -> frozenset[str]:
+    """The names of the hosts that were drained, as those say that still have a guard, or had one until the end."""
+    return frozenset(name for part in parts if not part.lacks_guard for name in part.drained)
+
+
+def with_drained(parts: Mapping[str, Part]) -> dict[str, Part]:
+    """The parts, but as drained where the others say so of a host without a guard: it was off, and does not know."""
+    drained = drained_hosts(parts.values())
+    verdict = Verdict("stopped", left=True)
+    return {
+        host: replace(part, state="stopped", verdict=verdict) if part.lacks_guard and part.host in drained else part
+        for host, part in parts.items()
+    }
+
+
 def verdict_of(
     parts: Mapping[str, Part], nodes: Mapping[str, int], without_record: Collection[str] = ()
 ) -> Verdict | None:

@@ -89,14 +89,18 @@ class Run:
 
     @property
     def missing_hosts(self) -> tuple[str, ...]:
-        """Those of `hosts` that gave no answer about it."""
+        """Those of `hosts` that gave no answer about it, without those that were drained."""
+        return tuple(name for name in self._without_answer if name not in self.drained)
+
+    @property
+    def _without_answer(self) -> tuple[str, ...]:
         present = {part.node for part in self.parts.values()}
         return tuple(name for node, name in enumerate(self.hosts) if node not in present)
 
     @property
     def all_nodes(self) -> dict[str, int]:
-        """As `nodes`, with the missing hosts."""
-        return {**{name: node for node, name in enumerate(self.hosts) if name in self.missing_hosts}, **self.nodes}
+        """As `nodes`, with the hosts that gave no answer."""
+        return {**{name: node for node, name in enumerate(self.hosts) if name in self._without_answer}, **self.nodes}
 
     @property
     def by(self) -> str:
@@ -148,8 +152,14 @@ class Run:
 
     @property
     def left(self) -> frozenset[str]:
-        """Its hosts that were drained: the run was stopped there only."""
+        """Those of `parts` that were drained: the run was stopped there only."""
         return frozenset(host for host, part in self.parts.items() if part.has_left)
+
+    @property
+    def drained(self) -> frozenset[str]:
+        """Those of `hosts` that were drained, whether they answer or not."""
+        trusted = [part for host, part in self.parts.items() if host not in self.disputed]
+        return claims.drained_hosts(trusted) | {part.host for part in trusted if part.has_left}
 
     @property
     def without_guard(self) -> tuple[str, ...]:
@@ -227,7 +237,7 @@ class Run:
             "state": self.state,
             "attempt": self.attempt,
             "started_at": self.started_at,
-            "waits": {"hosts": self.waits.hosts, "until": rfc3339(self.waits.until)} if self.waits else None,
+            "waits": {**asdict(self.waits), "until": rfc3339(self.waits.until)} if self.waits else None,
             "suspects": list(self.suspects),
             "rejoining": list(self.rejoining),
             "nodes": nodes,
@@ -374,7 +384,8 @@ def _listing(answers: Results[Answer]) -> Listing:
 
 
 def _make_run(run_id: str, run_claims: claims.Claims) -> Run:
-    trusted = {host: part for host, part in run_claims.parts.items() if host not in run_claims.disputed}
+    known = {host: part for host, part in run_claims.parts.items() if host not in run_claims.disputed}
+    trusted = claims.with_drained(known)
     parts = list((trusted or run_claims.parts).values())
     first, state, attempt = claims.state_of_run(parts)
     if not trusted:

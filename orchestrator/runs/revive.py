@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..answers.rejoin import REJOIN, TICKET, Private
-from ..answers.runs import Part
+from ..answers.runs import LIST, Part
 from ..errors import OrchError, UsageError
 from ..hosts.fleet import Fleet, wrap_unexpected
 from ..hosts.session import Refused, Session
 from ..inventory import via
 from ..inventory.model import Host
+from ..output.console import fold
 
 NOTIFIERS = (0, 1)  # the head, and who reports its loss
 NO_NEWS = ("guarded", "held", "no-guard", "over")  # someone else starts the guard, or the run has just ended
@@ -46,6 +47,27 @@ def rejoin(run_id: str, host: Host, node: int, session: Session, private: Privat
     of_host = replace(private, secrets={}) if host.witness else private
     arguments = {"run_id": run_id, "private": of_host.as_arguments(may_notify=node in NOTIFIERS)}
     session.request(REJOIN, arguments)
+
+
+def was_drained(run_id: str, host: str, others: Sequence[Host], fleet: Fleet) -> bool:
+    """Whether the run goes on without that host, on request, as the head says. Without the head, any other host."""
+    for other in others:
+        try:
+            runs = fleet.session(other).request(LIST, {"members": False}).runs
+        except OrchError:
+            continue
+        part = next((part for part in runs if part.run_id == run_id and part.unfinished), None)
+        if part is not None and (host in part.drained or part.node == part.head):
+            return host in part.drained
+    return False
+
+
+def describe_drained(run_id: str, hosts: Sequence[str], restart: str) -> str:
+    """`restart`: the command that starts the run again."""
+    return (
+        f"{fold(hosts)} was drained from run {run_id}, and cannot come back to it. To use {fold(hosts)} again, start "
+        f"the run again: {restart}"
+    )
 
 
 @dataclass(frozen=True)
@@ -108,6 +130,7 @@ class Reviver:
         self._warn = warn
         self._check = check
         self._warned: set[str] = set()
+        self._drained: set[str] = set()
         self._lock = threading.Lock()
 
     def revive(self, host: Host) -> None:
@@ -115,6 +138,8 @@ class Reviver:
         try:
             self._check(host)
             others = [other for other in self._hosts if other.name != host.name]
+            if self._leave_out(host, others):
+                return
             private = fetch_private(self._run_id, others, self._fleet)
             rejoin(self._run_id, host, node, self._fleet.session(host), private)
         except Refused as error:
@@ -126,6 +151,18 @@ class Reviver:
             self._warn_once(host, wrap_unexpected(host.name, error))
         else:
             self._note(f"{host.name} is back and takes part in the run again")
+
+    def _leave_out(self, host: Host, others: Sequence[Host]) -> bool:
+        """Whether the host was drained while it was off."""
+        with self._lock:
+            if host.name in self._drained:
+                return True
+        if not was_drained(self._run_id, host.name, others, self._fleet):
+            return False
+        with self._lock:
+            self._drained.add(host.name)
+        self._note(f"{host.name} is back, but was drained from the run, which continues without it")
+        return True
 
     def _warn_once(self, host: Host, error: OrchError) -> None:
         text = f"{host.name} is back, but cannot take part in the run again: {error}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..answers.runs import Waits
-from ..output.console import Console, fold
+from ..inventory.advice import AboutRun
+from ..output.console import Console, fold, number_of
 from ..output.lines import rfc3339, whole_seconds
 from .registry import Run
 
 DATE = len("2026-01-01T")
+NOTHING_CHANGES = "no attempt can start, and no host can be drained or added"
 
 
-def note(run: Run, console: Console) -> None:
-    """Print which hosts the run waits for, if it does."""
+def note(run: Run, console: Console, about: AboutRun | None = None) -> None:
+    """Print which hosts the run waits for, if it does. `about`: to say what can be done without a majority."""
     if run.waits and (apart := _parts_apart(run)):
         sides = " and ".join(f"{fold(hosts)} for {fold(awaited)}" for awaited, hosts in apart.items())
         until = whole_seconds(rfc3339(run.waits.until))
@@ -23,6 +25,8 @@ def note(run: Run, console: Console) -> None:
         )
     elif run.waits:
         console.note(f"run {run.run_id} waits for {describe(run.waits.hosts, rfc3339(run.waits.until))}")
+        if about and (why := describe_no_majority(run, about)):
+            console.note(why)
 
 
 def note_unaware(run: Run, kill: str, console: Console) -> None:
@@ -45,21 +49,54 @@ def _parts_apart(run: Run) -> Mapping[tuple[str, ...], Sequence[str]]:
     return apart if len(apart) > 1 and {name for awaited in apart for name in awaited} <= set(waiting) else {}
 
 
-def describe(hosts: Iterable[str], until: str) -> str:
+def describe(hosts: Iterable[str], until: str, *, no_majority: bool = False) -> str:
     """`node-1 until 2026-01-01T12:00:00Z`. `until`: as in JSON."""
-    return f"{fold(hosts)} until {whole_seconds(until)}"
+    why = "; without them, the others are no majority" if no_majority else ""
+    return f"{fold(hosts)} until {whole_seconds(until)}{why}"
+
+
+def describe_no_majority(run: Run, about: AboutRun) -> str:
+    """Why no host can be drained or added, and the ways out. "" if a majority answers, or nothing is known of that."""
+    if run.waits is None or not run.waits.no_majority:
+        return ""
+    silent = run.waits.hosts
+    members = [name for name in run.hosts if name not in run.drained]
+    left = [name for name in members if name not in silent]
+    enough = len(members) // 2 + 1 - len(left)
+    if apart := _parts_apart(run):
+        return (
+            f"no majority: {' and '.join(map(fold, apart.values()))} of run {run.run_id} answer here, but not each "
+            f"other, so {NOTHING_CHANGES}. Repair the network between them"
+        )
+    which = fold(silent) if enough >= len(silent) else f"{number_of(enough, 'host')} of {fold(silent)}"
+    text = (
+        f"no majority: only {fold(left)} of the {number_of(len(members), 'host')} of run {run.run_id} answers, so "
+        f"{NOTHING_CHANGES}. Start {which} again, then: {about.command('revive')}"
+    )
+    restart = restart_without(run, about)
+    return f"{text}. Or start the run again without {fold(silent)}: {restart}" if restart else text
+
+
+def restart_without(run: Run, about: AboutRun) -> str:
+    """The command that starts a run without a majority again, on the hosts that answer; "" if there are none."""
+    if run.waits is None or not run.waits.no_majority or _parts_apart(run):
+        return ""
+    left = [name for name in run.hosts if name not in {*run.drained, *run.waits.hosts, run.witness}]
+    return about.command("restart", "--hosts", fold(left)) if left else ""
 
 
 def describe_briefly(waits: Waits) -> str:
     return f"waiting for {fold(waits.hosts)} until {whole_seconds(rfc3339(waits.until))[DATE:]}"
 
 
-def advise(run: Run, revive: str) -> str:
-    """What ends the wait, as a sentence. `revive`: the command that revives the run."""
+def advise(run: Run, about: AboutRun) -> str:
+    """What ends the wait, as a sentence."""
+    if why := describe_no_majority(run, about):
+        return why[0].upper() + why[1:]
     hosts = run.waits.hosts if run.waits else ()
     unfit = {host: codes for host, codes in run.unfit.items() if host in hosts}
     if not hosts or len(unfit) < len(hosts):
-        return f"If a host was rebooted: {revive}"
+        return f"If a host was rebooted: {about.command('revive')}"
     codes = sorted({code for codes in unfit.values() for code in codes})
     return (
         f"Not used: {fold(unfit)}, because of {', '.join(codes)}. If you fix that in time, the run continues by itself"

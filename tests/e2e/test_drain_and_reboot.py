@@ -96,7 +96,9 @@ def test_all_commands_say_for_which_host_a_run_waits(lab2: Lab) -> None:
 
     wait_until(lambda: asked()["state"] == "waiting", 60, "the run waits")
     waits = asked()["waits"]
-    assert waits.keys() == {"hosts", "until"} and waits["hosts"] == ["node-1"]
+    assert (
+        waits.keys() == {"hosts", "until", "no_majority"} and waits["hosts"] == ["node-1"] and not waits["no_majority"]
+    )
     assert 0 < parse_time(waits["until"], time.time()) - time.time() < 600
     told = orch(lab2, "events", run_id).stdout.splitlines()[-1]
     assert "node-1" in told and f"{waits['until'][:19]}Z" in told
@@ -108,3 +110,70 @@ def test_all_commands_say_for_which_host_a_run_waits(lab2: Lab) -> None:
     lab2.hosts[1].boot()
     ok(orch(lab2, "kill", run_id, "--grace", "0"))
     assert_clean(lab2, run_id)
+
+
+def test_a_host_that_was_drained_while_it_was_off_is_not_offered_to_the_run_again(lab3: Lab) -> None:
+    options = {"launcher": "direct", "nnodes": "2:3", "max_restarts": 5, "lease": 3}
+    run_id = start(lab3, lab3.inventory(run=options), "--", script(lab3, WAITS))
+    wait_until(lambda: "attempt 1 started" in events(lab3, run_id), 30, "the first attempt")
+    lab3.hosts[2].crash()
+    wait_until(lambda: "attempt 2 started" in events(lab3, run_id), 60, "an attempt without the lost host")
+    ok(orch(lab3, "drain", run_id, "node-2"))
+    off = orch(lab3, "ps")
+    assert "drained node-2" in off.stdout and "no data" not in off.stdout, off.stdout
+    assert "drained" in orch(lab3, "describe", run_id).stdout
+    again = ok(orch(lab3, "drain", run_id, "node-2"), 2)
+    assert "already" in again.stderr
+    lab3.hosts[2].boot()
+    follows = lab3.popen(["ddp-orch", "logs", "-f", run_id], stdout=-1, stderr=-2)
+    try:
+        assert follows.stdout is not None
+        assert any("node-2" in line and "drained" in line for line in follows.stdout)
+        listed = ok(orch(lab3, "ps"))
+        assert "drained node-2" in listed.stdout and "revive" not in listed.stderr, listed.stdout + listed.stderr
+        (run,) = json.loads(ok(orch(lab3, "ps", "--json")).stdout)
+        assert [node["role"] for node in run["nodes"]] == ["head", "team", "left"]
+        assert "revive" not in ok(orch(lab3, "describe", run_id)).stdout
+        revived = ok(orch(lab3, "revive", run_id))
+        assert "node-2 takes part" not in revived.stderr and "drained" in revived.stderr, revived.stderr
+        assert json.loads(ok(orch(lab3, "revive", run_id, "--json")).stdout)["revived"] == []
+        assert not lab3.hosts[2].marked(run_id)
+        assert "drained" in ok(orch(lab3, "add", run_id, "node-2"), 2).stderr
+    finally:
+        follows.terminate()
+        orch(lab3, "kill", run_id, "--grace", "0")
+        follows.wait()
+    assert_clean(lab3, run_id)
+
+
+def test_without_a_majority_no_host_can_be_drained_or_added_and_the_way_out_is_named(lab4: Lab) -> None:
+    options = {"launcher": "direct", "nnodes": "2:4", "max_restarts": 5, "lease": 3}
+    inventory = lab4.inventory(run=options)
+    run_id = start(lab4, inventory, "--", script(lab4, WAITS))
+    wait_until(lambda: "attempt 1 started" in events(lab4, run_id), 30, "the first attempt")
+    for node in (1, 3):
+        lab4.hosts[node].crash()
+    # before the hosts know it, a request is refused for want of a decision, and is not carried out later
+    early = orch(lab4, "drain", run_id, "node-1", "--json")
+    assert early.returncode == 4 and "majority" in early.stderr, early.stderr
+
+    def asked() -> dict[str, Any]:
+        (run,) = json.loads(orch(lab4, "ps", "-i", inventory, "--json").stdout)
+        return dict(run)
+
+    wait_until(lambda: asked()["waits"], 60, "the run waits")
+    assert asked()["waits"]["no_majority"] is True
+    for command in (("drain", run_id, "node-1"), ("drain", run_id, "node-2"), ("add", run_id, "node-1")):
+        refused = orch(lab4, *command)
+        assert refused.returncode == 4, refused.stderr
+        words = ("majority", "ddp-orch revive", "ddp-orch restart --hosts 'node-[0,2]'")
+        assert all(word in refused.stderr for word in words), refused.stderr
+    for command in (("ps",), ("describe", run_id), ("diagnose", run_id)):
+        shown = orch(lab4, *command)
+        assert "majority" in shown.stdout + shown.stderr and "restart" in shown.stdout + shown.stderr
+    lab4.hosts[1].boot()
+    wait_until(lambda: "again" in orch(lab4, "revive", run_id).stderr, 30, "a majority")
+    wait_until(lambda: "attempt 2 started" in events(lab4, run_id), 60, "an attempt of three hosts")
+    assert "drained" not in orch(lab4, "ps").stdout  # no refused request was carried out
+    orch(lab4, "kill", run_id, "--grace", "0")
+    assert_clean(lab4, run_id)

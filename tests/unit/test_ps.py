@@ -12,6 +12,7 @@ from fake_relay import part_of
 
 from orchestrator.answers.runs import OtherUsersRun, Size, WarmPython
 from orchestrator.commands import ps
+from orchestrator.inventory.advice import AboutRun
 from orchestrator.output.console import Console
 from orchestrator.runs import registry, waiting
 from orchestrator.runs.registry import Listing, Run
@@ -117,7 +118,9 @@ def test_parts_that_wait_for_each_other_are_told_apart() -> None:
 def test_a_run_that_waits_for_a_disk_is_not_to_be_revived(unfit: dict[str, list[str]], revives: bool) -> None:
     of_run = {"hosts": ["a", "b"], "nprocs": [1, 1], "state": "waiting", "waits": {"hosts": ["b"], "until": NOON}}
     parts = {host: part_of(**of_run, unfit=unfit, node=node, host=host) for node, host in enumerate("ab")}
-    text = waiting.advise(Run("20260101-120000-0001", "exp", "waiting", 2, STARTED, parts), "ddp-orch revive exp")
+    text = waiting.advise(
+        Run("20260101-120000-0001", "exp", "waiting", 2, STARTED, parts), AboutRun("exp", "inventory.yaml")
+    )
     assert ("ddp-orch revive exp" in text) == revives
     assert ("disk-full" in text) == (not revives)
 
@@ -213,3 +216,17 @@ def test_a_run_of_another_user_is_one_row_for_all_its_hosts(capsys: pytest.Captu
         "20260101-110000-0007 bob 1h00m gpu-[1-2]",
         "20269999-110000-0008 eve - gpu-2",
     ]
+
+
+@pytest.mark.parametrize(("answering", "restarts"), [("ac", True), ("abcd", False)])
+def test_without_a_majority_the_hosts_that_answer_can_start_again(answering: str, restarts: bool) -> None:
+    of_run = {"hosts": list("abcd"), "nprocs": [1] * 4, "state": "waiting", "team": 4, "ranks": 4}
+    silent = {"a": ["b", "d"], "b": ["a", "c"], "c": ["b", "d"], "d": ["a", "c"]}
+    parts = {
+        host: part_of(**of_run, host=host, node=node, waits={"hosts": silent[host], "until": NOON, "no_majority": True})
+        for node, host in enumerate("abcd")
+        if host in answering
+    }
+    text = waiting.describe_no_majority(Run("R", "exp", "waiting", 1, "", parts), AboutRun("exp", "inventory.yaml"))
+    assert "no majority" in text and "a,c" in text
+    assert ("restart --hosts a,c exp" in text) == ("1 host of b,d" in text) == restarts

@@ -10,12 +10,13 @@ import pytest
 from fake_relay import part_of
 
 from orchestrator.answers.queued import WaitingRun
-from orchestrator.answers.runs import OtherUsersRun
+from orchestrator.answers.runs import OtherUsersRun, RunList
 from orchestrator.commands import kill, same_name
 from orchestrator.errors import UnreachableError, UsageError
+from orchestrator.hosts.fleet import Results
 from orchestrator.inventory import model
 from orchestrator.output.console import Console
-from orchestrator.runs import choice, queued_runs, recent
+from orchestrator.runs import choice, queued_runs, recent, registry
 from orchestrator.runs.registry import Listing, Run
 
 RUN_ID = "20260101-120000-0001"
@@ -46,6 +47,33 @@ def test_hosts_that_were_not_drained_have_not_left(state: str) -> None:
     run = of_two(state, **second)
     assert not run.left
     assert [node["role"] for node in run.as_dict()["nodes"]] == ["head", "spare"]
+
+
+def listed(**answers: dict[str, Any]) -> Listing:
+    """What hosts answer about a run of a, b and c. Other hosts of it are off."""
+    known = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 3, "ranks": 3, "state": "running"}
+    done = {
+        host: (RunList((part_of(**{**known, "node": "abc".index(host), "host": host, **answer}),)), "")
+        for host, answer in answers.items()
+    }
+    return registry._listing(Results(done, {host: UnreachableError("off") for host in "abc" if host not in done}))
+
+
+def test_a_host_that_was_drained_while_it_was_off_has_left() -> None:
+    (run,) = listed(a={"drained": ["c"]}, b={}, c={"state": "lost"}).runs
+    assert list(run.left) == ["c"] and not run.without_guard
+    assert [node["role"] for node in run.as_dict()["nodes"]] == ["head", "team", "left"]
+    (run,) = listed(
+        a={}, b={}, c={"state": "lost", "drained": ["c"]}
+    ).runs  # of itself, a host without a guard knows nothing
+    assert not run.left and run.without_guard == ("c",)
+
+
+def test_nobody_misses_a_host_that_was_drained_and_is_off() -> None:
+    listing = listed(a={"drained": ["c"]}, b={})
+    (run,) = listing.runs
+    assert not run.missing_hosts and not listing.missing_hosts(run)
+    assert run.drained == {"c"} and run.all_nodes["c"] == 2
 
 
 def waiting(failed: dict[str, Any] | None = None) -> Listing:

@@ -124,6 +124,12 @@ def drained_hosts(state: State) -> List[str]:
     return [state.nodes[number].host for number in state.team if state.nodes[number].leaves is not None]
 
 
+def left_hosts(state: State) -> List[str]:
+    """The hosts that were drained, and have no rank any more or cannot be reached."""
+    drained = [node for node in state.nodes if node.leaves is not None]
+    return [node.host for node in drained if node.node_rank is None or node.phase in GONE]
+
+
 def leaving(state: State) -> List[int]:
     """The nodes that were asked to leave and have no rank any more."""
     return [number for number, node in enumerate(state.nodes) if node.leaves is not None and node.node_rank is None]

@@ -3,7 +3,7 @@
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ..gang import gang_events
+from ..gang import drain, gang_events
 from ..gang.election_state import SHORTER, SILENT_BEATS, Beat, Message
 from ..gang.gang_state import State
 from ..guard.permit import clock
@@ -33,8 +33,8 @@ class ElectedFollower(WorkerLink):
         """`committed`: the gang, as far as this node knows that a majority has it."""
         self._leader = {"epoch": voter.epoch, "head": head}
         self._committed = committed
-        super().__init__(recorder, transport)
         self._voter = voter
+        super().__init__(recorder, transport)
         self._receive = receive
         self._head = head
         self._missing: List[int] = []  # the hosts that the log says this node waits for
@@ -58,6 +58,9 @@ class ElectedFollower(WorkerLink):
 
     def _added(self) -> List[Dict[str, Any]]:
         return shown_state.added(self._committed().nodes, self._spec)
+
+    def _drained(self) -> List[str]:
+        return drain.left_hosts(self._committed())
 
     def close(self) -> None:
         for link in self._to_head():
@@ -171,6 +174,10 @@ class ElectedFollower(WorkerLink):
         """Nobody can be elected in its place."""
         return self._voter.state.voters == {self._head}
 
+    @property
+    def _needs_majority(self) -> bool:
+        return not self._head_votes_alone
+
     def _what_follows(self) -> str:
         if self._head_votes_alone:
             return super()._what_follows()
@@ -207,8 +214,8 @@ class ElectedFollower(WorkerLink):
         first, *others = self._voter.missed or [self._head]
         if not self._voter.missed:
             return lost
-        also = ", as was %s" % ", ".join(map(self._host, others)) if others else ""
-        return dict(lost, host=self._host(first), node=first, what="host lost%s: no majority is left" % also)
+        also = ", and %s as well" % ", ".join(map(self._host, others)) if others else ""
+        return dict(lost, host=self._host(first), node=first, what="host lost%s, so no majority is left" % also)
 
     def _tells(self) -> bool:
         """Without a majority, the first host that waits for it does. The last to give up reaches nobody any more."""

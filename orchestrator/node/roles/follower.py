@@ -309,9 +309,14 @@ class WorkerLink(ClusterLink):
 
     def _show(self, label: Optional[str], awaited: Sequence[str] = ()) -> None:
         """`awaited`: the hosts that this one waits for."""
-        left = self._heard_at + self._lease + self._rejoin_timeout - time.monotonic()
-        waits = shown_state.waiting(awaited, time.time() + left)
-        shown_state.show(self._recorder.folder, label, self._leadership(), self._added(), waits)
+        waits = shown_state.waiting(awaited, self._gives_up_at(), self._needs_majority)
+        shown_state.show(
+            self._recorder.folder, label, self._leadership(), self._added(), waits, drained=self._drained()
+        )
+
+    def _gives_up_at(self) -> float:
+        """Unix time, s."""
+        return time.time() + self._heard_at + self._lease + self._rejoin_timeout - time.monotonic()
 
     def _awaited(self) -> List[str]:
         return [self._head_host]
@@ -319,6 +324,15 @@ class WorkerLink(ClusterLink):
     def _added(self) -> List[Dict[str, Any]]:
         """The hosts that were added to the run, as far as this node knows."""
         return []
+
+    def _drained(self) -> List[str]:
+        """The hosts that have left the run, as far as this node knows."""
+        return []
+
+    @property
+    def _needs_majority(self) -> bool:
+        """Whether it waits for enough hosts to elect a head, and not for the head."""
+        return False
 
     def _leadership(self) -> Dict[str, int]:
         """Who leads, in a run that can elect another head."""

@@ -388,15 +388,16 @@ class HeadLink(ClusterLink):
         suspected = [self._state.nodes[number].host for number in sorted(suspects)] if label == "running" else []
         label = "suspect" if suspected else label
         nodes, waits, unfit = self._state.nodes, None, gate.unfit(self._state)
+        drained = drain.left_hosts(self._state)
         if label == "waiting":
             until = self._state.since + self._state.rejoin_timeout
             waits = shown_state.waiting(team.missing(self._state), until)
-        if (label, len(nodes), waits, suspected, unfit) == self._shown:
+        if (label, len(nodes), waits, suspected, unfit, drained) == self._shown:
             return
-        self._shown = label, len(nodes), waits, suspected, unfit
+        self._shown = label, len(nodes), waits, suspected, unfit, drained
         self._hosts.extend(node.host for node in nodes[len(self._hosts) :])
         added = shown_state.added(nodes, self._spec)
-        shown_state.show(self._recorder.folder, label, self._leadership(), added, waits, suspected, unfit)
+        shown_state.show(self._recorder.folder, label, self._leadership(), added, waits, suspected, unfit, drained)
 
     def _leadership(self) -> Dict[str, int]:
         """Who leads, in a run that can elect another head."""

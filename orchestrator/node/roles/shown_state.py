@@ -23,13 +23,16 @@ def show(
     waits: Optional[Dict[str, Any]] = None,
     suspects: Sequence[str] = (),
     unfit: Optional[Dict[str, List[str]]] = None,
+    drained: Sequence[str] = (),
 ) -> None:
     """`leadership`: `head epoch` of a run that can elect another head. `hosts`: see `added`. `waits`: see `waiting`.
 
-    `suspects`: hosts that are silent, but not lost yet. `unfit`: see gang/gate.py.
+    `suspects`: hosts that are silent, but not lost yet. `unfit`: see gang/gate.py. `drained`: hosts that have left
+    the run, which do not know that if they were off.
     """
     record: Dict[str, Any] = dict(leadership)
     more = {"label": label, "added": list(hosts), "waits": waits, "suspects": list(suspects), "unfit": unfit}
+    more["drained"] = list(drained)
     record.update((name, value) for name, value in more.items() if value)
     with contextlib.suppress(OSError):
         if record:
@@ -51,9 +54,12 @@ def _note_wait(path: str, waits: Optional[Dict[str, Any]]) -> None:
             file.write(json.dumps({"at": time.time(), "hosts": hosts, "until": until}) + "\n")
 
 
-def waiting(hosts: Sequence[str], until: float) -> Optional[Dict[str, Any]]:
-    """For which hosts a run waits, and until when (Unix time, s). None if it is not known for which."""
-    return {"hosts": list(hosts), "until": until} if hosts else None
+def waiting(hosts: Sequence[str], until: float, no_majority: bool = False) -> Optional[Dict[str, Any]]:
+    """For which hosts a run waits, and until when (Unix time, s). None if it is not known for which.
+
+    `no_majority`: the other hosts are none, so they decide nothing.
+    """
+    return {"hosts": list(hosts), "until": until, "no_majority": no_majority} if hosts else None
 
 
 def added(nodes: Sequence[Any], spec: Dict[str, Any]) -> List[Dict[str, Any]]:

@@ -65,6 +65,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "resume": spec.get("resume", "none"),
         "autostart": spec.get("autostart", "none"),
         "secrets": spec.get("secrets", []),  # names
+        "drained": gang.get("drained", []),
         "not_notified": (state.read(os.path.join(folder, "notify.json")) or {}).get("problems", {}),
     }
     if ended is not None:
