@@ -15,6 +15,7 @@ from lab.waiting import wait_until
 from local_runs import Run, Runs
 from test_rejoin import lose, rejoin
 
+from orchestrator.hosts.session import Refused
 from orchestrator.node.host import processes
 
 WORK = """
@@ -173,13 +174,29 @@ def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any, lost
         assert record is not None
         verdict, failure = record["verdict"], record["verdict"]["first_failure"]
         assert verdict["state"] == "lost" and verdict["attempt"] == 1
-        assert failure["host"] == names[0] and {f"{names[1]}:", "majority"} <= set(failure["what"].split())
+        assert failure["host"] == names[0] and {names[1], "majority"} <= set(failure["what"].split())
         assert failure["at"] < record["at"] - 5  # and not when it gave up
         ended.append(record["at"])
     assert abs(ended[0] - ended[1]) < 3
     wait_until(lambda: "was lost" in heard.read_text(), 30, "the last message")
     assert re.findall(r"\"state\": \"(\w+)", heard.read_text()) == ["waiting", "lost"]
-    assert heard.read_text().count(f"as was {names[1]}") == 4  # twice in each message
+    assert heard.read_text().count(f"and {names[1]} as well") == 4  # twice in each message
+    assert len(re.findall(r"until \d{4}-\d\d-\d\dT", heard.read_text())) == 1  # the wait has an end
+
+
+def test_a_request_that_nobody_can_decide_is_refused_and_not_carried_out_later(runs: Runs, tmp_path: Any) -> None:
+    run = runs.start(WORK, str(tmp_path / "never"), nproc=(1,) * 4, options=electing("2:4", rejoin_timeout=60))
+    everybody_works(run, 1, 0, 1, 2, 3)
+    for node in (2, 3):
+        lose(run, node)
+    with pytest.raises(Refused) as refused:
+        run.hosts[0].session.request("drain", {"run_id": run.run_id, "node": 3, "by": "ann"})
+    assert refused.value.code == "no-majority"
+    wait_until(lambda: (run.listed(0)["waits"] or {}).get("no_majority"), 30, "it waits for a majority")
+    rejoin(run, 2)
+    everybody_works(run, 2, 0, 1, 2)
+    assert run.listed(0)["drained"] == []
+    run.stop()
 
 
 def senders(folder: Path) -> list[str]:

@@ -189,7 +189,7 @@ def test_one_failure_those_of_all_hosts_and_those_of_the_script_are_no_reason() 
     for code in ("script-exception", "cgroup-oom-killed", "worker-sigkilled"):  # the last: somebody has killed the rank
         runs = [ended(number, "a", code=code) for number in range(5)]
         assert find_unreliable({"a": runs, "b": runs}) == ()
-    runs = [ended(number, "a", what="host lost, as was b: no majority is left") for number in range(5)]
+    runs = [ended(number, "a", what="host lost, and b as well, so no majority is left") for number in range(5)]
     assert find_unreliable({"a": runs, "b": runs}) == ()
     runs = [ended(number, "a", outage=True) for number in range(5)]
     assert find_unreliable({"a": runs, "b": runs}) == ()

@@ -57,10 +57,12 @@ def message(
     attempt: int,
     first_failure: Optional[Dict[str, Any]],
     drained: Sequence[str] = (),
+    more: str = "",
 ) -> Dict[str, Any]:
     """The message. `state`: of EVENTS, or of a verdict. A webhook gets only `text`, see webhooks.py.
 
-    `drained`: the hosts that were drained, if that and no failure has ended the attempt.
+    `drained`: the hosts that were drained, if that and no failure has ended the attempt. `more`: what else people
+    should know, at the end of the text.
     """
     name = spec["run_id"] if spec["name"] == spec["run_id"] else "%s (%s)" % (spec["name"], spec["run_id"])
     why = "%s %s drained" % (", ".join(drained), "was" if len(drained) == 1 else "were")
@@ -68,6 +70,7 @@ def message(
     text = "ddp-orch: run %s %s" % (name, WORDS.get(state, restarts))
     if first_failure:
         text += ": %s: %s" % (first_failure["host"], first_failure["what"])
+    text += "; %s" % more if more else ""
     return {
         "text": text,
         "run_id": spec["run_id"],

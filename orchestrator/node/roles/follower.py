@@ -382,10 +382,11 @@ class WorkerLink(ClusterLink):
             return
         here = self._spec["nodes"][self._spec["node"]]["host"]
         report = self._head_lost()
-        report["what"] = "%s, reported by %s" % (report["what"], here)
+        report["what"] = "%s (reported by %s)" % (report["what"], here)
         self._has_told = True
-        self._notify(label, report)
+        until = time.strftime("the run waits until %Y-%m-%dT%H:%M:%SZ", time.gmtime(self._gives_up_at()))
+        self._notify(label, report, until if label == "waiting" else "")
 
-    def _notify(self, label: str, failure: Optional[Dict[str, Any]]) -> None:
-        message = notify.message(self._spec, label, self._recorder.reported["attempt"], failure)
+    def _notify(self, label: str, failure: Optional[Dict[str, Any]], more: str = "") -> None:
+        message = notify.message(self._spec, label, self._recorder.reported["attempt"], failure, more=more)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)

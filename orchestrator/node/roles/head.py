@@ -415,7 +415,8 @@ class HeadLink(ClusterLink):
             self._resumption.warn_of_kept_files(after)
         label = narration.news(before, after)
         if label is not None:
-            self._notify(label, after.first_failure, drain.drained_hosts(after))
+            more = narration.after_loss(after) if label == "restarting" else ""
+            self._notify(label, after.first_failure, drain.drained_hosts(after), more)
         if before.verdict is None:
             self._notify_of_end(after)
 
@@ -423,10 +424,12 @@ class HeadLink(ClusterLink):
         if state.verdict is not None:
             self._notify(state.verdict["state"], state.verdict["first_failure"])
 
-    def _notify(self, label: str, failure: Optional[Dict[str, Any]] = None, drained: Sequence[str] = ()) -> None:
+    def _notify(
+        self, label: str, failure: Optional[Dict[str, Any]] = None, drained: Sequence[str] = (), more: str = ""
+    ) -> None:
         if label in ("waiting", "lost") and self._recorder.reported["restarted"] and not self._has_met:
             return  # this host was booted, and the others may have ended the run meanwhile
-        message = notify.message(self._spec, label, self._log.committed.attempt, failure, drained)
+        message = notify.message(self._spec, label, self._log.committed.attempt, failure, drained, more)
         notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
 
 

@@ -3,7 +3,7 @@
 from typing import Iterator, Optional
 
 from ..gang import drain, gate, newcomers, team
-from ..gang.gang_state import NodePhase, Phase, State
+from ..gang.gang_state import GONE, NodePhase, Phase, State
 from ..host import network
 from ..recorder import notify
 
@@ -61,6 +61,30 @@ def plans_restart(before: State, after: State) -> bool:
     if after.phase is not Phase.RESTARTING or team.waits_for_nodes(after):
         return False
     return before.phase is not Phase.RESTARTING or team.waits_for_nodes(before)
+
+
+def after_loss(state: State) -> str:
+    """What is left of the hosts after a lost one, for people far from a terminal. "" after another failure."""
+    first = state.first_failure
+    if first is None or not first.get("lost"):
+        return ""
+    facts = []
+    was_head = state.elected_in == state.attempt and first["node"] not in (None, state.head)
+    if was_head:
+        facts.append("%s leads now" % state.nodes[state.head].host)
+    voters = newcomers.voters(state)
+    members = [number for number in voters if not state.nodes[number].witness]
+    if len(members) > 1:
+        left = sum(_answers(state, number) for number in members)
+        facts.append("%d of %d hosts are left" % (left, len(members)))
+    present = sum(_answers(state, number) for number in voters)
+    if state.elects and len(voters) > 1 and 2 * (present - 1) <= len(voters):
+        facts.append("without one more, there is no majority, and the run waits")
+    return ", ".join(facts)
+
+
+def _answers(state: State, number: int) -> bool:
+    return state.nodes[number].phase not in GONE and not state.nodes[number].away
 
 
 def duration(seconds: float) -> str:
