@@ -189,10 +189,10 @@ def test_a_request_that_nobody_can_decide_is_refused_and_not_carried_out_later(r
     everybody_works(run, 1, 0, 1, 2, 3)
     for node in (2, 3):
         lose(run, node)
+    wait_until(lambda: (run.listed(0)["waits"] or {}).get("no_majority"), 30, "it waits for a majority")
     with pytest.raises(Refused) as refused:
         run.hosts[0].session.request("drain", {"run_id": run.run_id, "node": 3, "by": "ann"})
     assert refused.value.code == "no-majority"
-    wait_until(lambda: (run.listed(0)["waits"] or {}).get("no_majority"), 30, "it waits for a majority")
     rejoin(run, 2)
     everybody_works(run, 2, 0, 1, 2)
     assert run.listed(0)["drained"] == []

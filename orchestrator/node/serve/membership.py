@@ -9,6 +9,7 @@ from ..host import state
 from ..link.link import elects
 from .wire import Refused
 
+MAY_COME = ". The request was withdrawn. If the head had noted it before, it is carried out when a majority is back"
 WINDOW, PAUSE = 10.0, 0.1  # s for the gang's answer, s between looks
 
 
@@ -65,7 +66,10 @@ def _ask(run_id: str, request: Dict[str, Any]) -> Any:
 
 
 def _withdraw(run_id: str, folder: str, name: str) -> Any:
-    """Nothing may come later of a request that was not decided in time. Returns its answer if it just was."""
+    """So that nothing comes later of a request that was not decided in time. Returns its answer if it just was.
+
+    The head may have it in its log already, if it lost its majority meanwhile. Then the next head may decide on it.
+    """
     try:
         answer = requests.ask(folder, {"do": "withdraw", "id": name}).get("answer")
     except (requests.NoAnswer, OSError) as error:
@@ -75,4 +79,4 @@ def _withdraw(run_id: str, folder: str, name: str) -> Any:
     if not elects(state.read(os.path.join(folder, "spec.json")) or {}):
         raise Refused("no-guard", "run %s: the recorder of the head does not answer" % run_id)
     text = "run %s: the head has not decided on it within %d s, so it seems to have no majority of the hosts"
-    raise Refused("no-majority", text % (run_id, WINDOW) + "; the request was withdrawn")
+    raise Refused("no-majority", text % (run_id, WINDOW) + MAY_COME)
