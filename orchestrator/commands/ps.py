@@ -47,14 +47,13 @@ def ps(
     elif shown or listing.queued:
         _print(listing, shown, time.time())
         for run in shown:
-            if run.without_guard:
-                revive = advice.about(run, listing.runs, inventory.path).command("revive")
-                console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
             about = advice.about(run, listing.runs, inventory.path)
+            revive = about.command("revive")
+            if run.without_guard:
+                console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
             waiting.note(run, console, about)
             rejoining.note(run, about.command("kill"), console)
             if forgetful := listing.forgetful(run):
-                revive = advice.about(run, listing.runs, inventory.path).command("revive")
                 console.warning(f"{fold(forgetful)} answers without a record of run {run.run_id}; what to do: {revive}")
             _note_unfit(run, console)
             _note_waiting_spares(run, listing, inventory.path, console)
