@@ -123,7 +123,10 @@ def _try_network(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings:
     findings += reach.check_connections(tested, network, facts)
     measured = {subnet.address: subnet.bandwidths for subnet in network.subnets}
     hosts = {node.host.name: node.host for node in plan.nodes}
-    bandwidths.remember(nodes[0].host, measured, hosts, network.addresses if measured else {})
+    head, *others = (node.host for node in nodes)
+    broken = reach.check_chosen(network, facts, bandwidths.chosen_before(head, others))
+    findings += broken
+    bandwidths.remember(head, measured, hosts, network.addresses if measured and not broken else {})
     return network
 
 

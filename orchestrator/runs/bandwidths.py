@@ -92,6 +92,11 @@ def prefer(head: Host, others: Sequence[Host]) -> str | None:
     return fastest(rates) if rates else chosen
 
 
+def chosen_before(head: Host, others: Iterable[Host]) -> str | None:
+    """The address of the head in the network that the last `check` chose for these hosts, or for most of them."""
+    return _chosen(_read(), head, others)
+
+
 def _chosen(memory: _Memory, head: Host, others: Iterable[Host]) -> str | None:
     keys = {_key(other) for other in others}
     groups = [group for group in memory.groups if _key(head) in group and keys & group.keys()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..answers.facts import Facts, Lookup
@@ -89,6 +89,8 @@ class Network:
     """Hosts that did not answer."""
     subnets: tuple[Subnet, ...] = ()
     """All shared networks, in the order of the head's addresses, if there are several."""
+    not_reached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By address of the head: the hosts that do not reach it there."""
 
 
 def measure(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) -> Network:
@@ -132,8 +134,18 @@ def measure(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, token: str) ->
     )
     failed |= {**head_reports.failed, **reports.failed}
     lookups = {name: report.names for name, report in reports.done.items()}
+    not_reached = _not_reached(head_addresses, head_reports)
     return Network(
-        head.name, addresses, interfaces, tuple(head_addresses), unreachable, pairs, lookups, failed, subnets
+        head.name,
+        addresses,
+        interfaces,
+        tuple(head_addresses),
+        unreachable,
+        pairs,
+        lookups,
+        failed,
+        subnets,
+        not_reached,
     )
 
 
@@ -250,14 +262,18 @@ def _choose_address(
     return chosen, {name: why for name, why in problems.items() if why[chosen] is not None}
 
 
+def _not_reached(head_addresses: list[str], reports: Results[DialReport]) -> dict[str, tuple[str, ...]]:
+    by_address: dict[str, list[str]] = {address: [] for address in head_addresses}
+    for name, report in reports.done.items():
+        for dialled in report.results:
+            if any(why is not None for why in dialled.ports.values()):
+                by_address[dialled.address].append(name)
+    return {address: tuple(names) for address, names in by_address.items() if names}
+
+
 def _shared_addresses(head_addresses: list[str], reports: Results[DialReport], fact: Facts) -> list[str]:
     """The addresses of the head that all hosts reach, one per interface."""
-    blocked = {
-        dialled.address
-        for report in reports.done.values()
-        for dialled in report.results
-        if any(why is not None for why in dialled.ports.values())
-    }
+    blocked = _not_reached(head_addresses, reports)
     by_interface: dict[str, str] = {}
     for address in head_addresses:
         if reports.done and address not in blocked:

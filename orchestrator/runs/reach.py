@@ -39,6 +39,25 @@ def check_connections(plan: Plan, network: Network, facts: Mapping[str, Facts]) 
     return findings.all()
 
 
+def check_chosen(network: Network, facts: Mapping[str, Facts], chosen: str | None) -> tuple[Finding, ...]:
+    """Whether the hosts still share the network that an earlier `check` chose. `chosen`: address of the head in it."""
+    known = [each for each in facts[network.head].interfaces if each.address == chosen]
+    hosts = network.not_reached.get(str(chosen), ())
+    if not known or not network.addresses or not (hosts or chosen not in network.head_addresses):
+        return ()
+    findings = Findings()
+    used = network.interfaces[network.head]
+    where = f"{network.head} at {chosen} ({known[0].name})"
+    what = f"the network that `check` chose before; now a run would use {used}"
+    fix = "`ip link` there; check the cable and the switch port of that network"
+    evidence = f"connect to {chosen}"
+    if not hosts or len(hosts) == len(facts) - 1 > 1:
+        findings.add("warning", "nccl-wrong-nic", network.head, f"no other host reaches {where}, {what}", fix, evidence)
+    else:
+        findings.add("warning", "nccl-wrong-nic", hosts, f"does not reach {where}, {what}", fix, evidence)
+    return findings.all()
+
+
 def _head(plan: Plan, network: Network, facts: Mapping[str, Facts], findings: Findings) -> None:
     """Hosts that do not reach the head's rendezvous port."""
     if not network.head_addresses:

@@ -43,6 +43,21 @@ def test_check_finds_the_fastest_network_and_up_uses_it(lab3: Lab) -> None:
     assert "ddp-orch check" not in result.stderr
 
 
+def test_check_says_that_a_host_has_lost_the_network_that_it_chose(lab3: Lab) -> None:
+    slow_down_the_ssh_network(lab3)
+    inventory = lab3.inventory(run={"launcher": "direct"})
+    ok(orch(lab3, "check", inventory))
+    lab3.hosts[2].cut("cluster")
+    for _ in range(2):
+        found = json.loads(ok(orch(lab3, "check", inventory, "--json")).stdout)["findings"]
+        (lost,) = [each for each in found if each["code"] == "nccl-wrong-nic"]
+        assert (lost["hosts"], lost["severity"]) == (["node-2"], "warning") and "10.78.0.1" in lost["message"]
+    lab3.hosts[2].heal("cluster")
+    healed = json.loads(ok(orch(lab3, "check", inventory, "--json")).stdout)
+    assert healed["network"]["addresses"]["node-0"] == "10.78.0.1"
+    assert not [each for each in healed["findings"] if each["code"] == "nccl-wrong-nic"]
+
+
 def test_a_slow_network_that_the_inventory_names_is_said_to_be_the_inventorys(lab2: Lab) -> None:
     slow_down_the_ssh_network(lab2)
     inventory = lab2.inventory(defaults={"user": "ann", "python": lab2.python, "interface": "eth0"})
