@@ -114,8 +114,8 @@ def test_a_node_notices_that_it_does_not_reach_the_head(
     monkeypatch: pytest.MonkeyPatch, cluster_address: str, is_cut: bool
 ) -> None:
     """192.0.2.7 is no address of this host, like one that it has lost."""
-    monkeypatch.setattr(rank_network, "INTERVAL", 0.0)
-    monkeypatch.setattr(rank_network, "LEAST", 0.0)
+    for seconds in ("LOOKS", "INTERVAL", "LEAST"):
+        monkeypatch.setattr(rank_network, seconds, 0.0)
     network = RankNetwork({"cluster_address": cluster_address, "interface": "auto", "env": {}, "auto_env": {}})
     with socket.create_server(("127.0.0.1", 0)) as head:
         port = head.getsockname()[1]
@@ -129,8 +129,8 @@ def test_a_node_notices_that_it_does_not_reach_the_head(
 
 
 def test_a_node_that_is_alone_has_no_network_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_network, "INTERVAL", 0.0)
-    monkeypatch.setattr(rank_network, "LEAST", 0.0)
+    for seconds in ("LOOKS", "INTERVAL", "LEAST"):
+        monkeypatch.setattr(rank_network, seconds, 0.0)
     network = RankNetwork({"cluster_address": "192.0.2.7", "interface": "auto", "env": {}, "auto_env": {}})
     network.begin(order(nnodes=1))
     look_until_tried(network, 1)

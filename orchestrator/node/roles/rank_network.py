@@ -17,6 +17,7 @@ from ..recorder.health_check import named_interfaces
 WINDOW = 3.0  # s for a connection
 LEAST = 2 * WINDOW  # s: a shorter cut may be packets that were lost
 INTERVAL = 5.0  # s between two tries while the network works, and the link does not use it
+LOOKS = 0.9  # s between two looks: it is called after every line of output, too
 LINK_IS_HEARD = 3.0  # s: a link on the network of the ranks that was heard then shows that it works
 
 
@@ -26,14 +27,14 @@ class Path(NamedTuple):
 
 
 class RankNetwork:
-    """The times are by the monotonic clock. `look` has to be called about once a second."""
+    """The times are by the monotonic clock. `look` has to be called once a second at least."""
 
     def __init__(self, spec: Dict[str, Any]) -> None:
         self._spec = spec
         self._attempt = 0
         self._begun: Optional[Run] = None  # until its path is known
         self._path: Optional[Path] = None
-        self._works_at = 0.0
+        self._works_at = self._looks_at = 0.0
         self._is_cut = False  # the last try has failed
         self._probe: Optional[socket.socket] = None
         self._tries_at = 0.0  # when the next try begins; while it lasts: when it began
@@ -47,6 +48,9 @@ class RankNetwork:
     def look(self, link: Optional[Link], head_addresses: Sequence[str], port: int) -> None:
         """`link`: to the head, if there is one that is ready. `head_addresses`, `port`: where the head listens."""
         now = time.monotonic()
+        if now < self._looks_at:
+            return
+        self._looks_at = now + LOOKS
         if self._begun is not None:
             self._path = _path_of(self._spec, self._begun, head_addresses)
             self._begun = None
