@@ -128,6 +128,21 @@ def test_a_node_notices_that_it_does_not_reach_the_head(
         assert (network.problem() is not None) is is_cut
 
 
+def test_a_node_does_not_miss_a_head_that_another_one_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds in ("LOOKS", "INTERVAL", "LEAST"):
+        monkeypatch.setattr(rank_network, seconds, 0.0)
+    network = RankNetwork({"cluster_address": "192.0.2.7", "interface": "auto", "env": {}, "auto_env": {}})
+    network.begin(order())
+    look_until_tried(network, 1)
+    assert network.problem() is not None
+    network.leave_head()
+    assert network.problem() is None
+    look_until_tried(network, 1)
+    assert network.problem() is not None
+    network.look(None, ["127.0.0.9"], 1)  # its addresses have changed
+    assert network.problem() is None
+
+
 def test_a_node_that_is_alone_has_no_network_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds in ("LOOKS", "INTERVAL", "LEAST"):
         monkeypatch.setattr(rank_network, seconds, 0.0)

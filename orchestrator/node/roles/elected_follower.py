@@ -50,6 +50,7 @@ class ElectedFollower(WorkerLink):
         if head != self._head:
             self.close()
             self._head = head
+            self._rank_network.leave_head()
             self._order = None
             self._redial_at = 0.0
 

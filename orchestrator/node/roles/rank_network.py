@@ -31,8 +31,8 @@ class RankNetwork:
 
     def __init__(self, spec: Dict[str, Any]) -> None:
         self._spec = spec
-        self._attempt = 0
-        self._begun: Optional[Run] = None  # until its path is known
+        self._run: Optional[Run] = None
+        self._to: Sequence[str] = ()  # the addresses of the head to which the path is known
         self._path: Optional[Path] = None
         self._works_at = self._looks_at = 0.0
         self._is_cut = False  # the last try has failed
@@ -41,20 +41,31 @@ class RankNetwork:
 
     def begin(self, run: Run) -> None:
         """This node takes part in an attempt."""
-        if run.attempt != self._attempt:
-            self._attempt, self._begun, self._path = run.attempt, run, None
-            self._end_try(False)
+        if self._run is None or run.attempt != self._run.attempt:
+            self._run = run
+            self.leave_head()
+
+    def leave_head(self) -> None:
+        """Another node may be the head."""
+        self._to, self._path = (), None
+        self._end_try(False)
 
     def look(self, link: Optional[Link], head_addresses: Sequence[str], port: int) -> None:
-        """`link`: to the head, if there is one that is ready. `head_addresses`, `port`: where the head listens."""
+        """`link`: to the head, if there is one that is ready. `head_addresses`, `port`: where the head listens.
+
+        Another head has other addresses.
+        """
         now = time.monotonic()
         if now < self._looks_at:
             return
         self._looks_at = now + LOOKS
-        if self._begun is not None:
-            self._path = _path_of(self._spec, self._begun, head_addresses)
-            self._begun = None
+        if self._run is None:
+            return
+        if tuple(head_addresses) != self._to:
+            self._to = tuple(head_addresses)
+            self._path = _path_of(self._spec, self._run, head_addresses)
             self._works_at, self._tries_at = now, now + INTERVAL
+            self._end_try(False)
         if self._path is None:
             return
         if link is not None and now - link.heard_at < LINK_IS_HEARD and link.ends() == self._path:
@@ -121,11 +132,12 @@ def _path_of(spec: Dict[str, Any], run: Run, head_addresses: Sequence[str]) -> O
         return None
     named = named_interfaces(spec) or ([] if spec["interface"] == "auto" else [spec["interface"]])
     try:
-        towards_head = spec.get("cluster_address") or network.source_address(run.master_addr)
-        if not named or network.interface_of(towards_head) in named:
-            return Path(towards_head, run.master_addr)
-        own = network.address_of(named[0])
-        subnet = network.subnet_of(own) if own is not None and len(named) == 1 else None
+        own = spec.get("cluster_address") or network.source_address(run.master_addr)
+        if named and network.interface_of(own) not in named:
+            own = network.address_of(named[0]) if len(named) == 1 else None
+        elif run.master_addr in head_addresses:
+            return Path(own, run.master_addr)
+        subnet = network.subnet_of(own) if own is not None else None
     except OSError:
         return None
     found = (address for address in head_addresses if subnet is not None and network.is_in(address, subnet))
