@@ -6,6 +6,7 @@ request to the head's guard: from then on the run belongs to its hosts, and ddp-
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -247,12 +248,15 @@ def _prepare_and_start(
     started_at = rfc3339(time.time())  # not of the command, which may have waited in a queue
     fastest_first = bandwidths.prefer(head, others)
     sessions: dict[str, Session] = {}  # a prepared guard obeys only the session that prepared it, and ends with it
+    given_up = threading.Event()
 
     def prepare(host: Host, session: Session, operation: Operation[P], head_endpoints: Arguments | None) -> P:
         spec = node_spec.spec(resolved, numbers[host.name], facts, created_at=started_at, by=context.by)
         spec.update(continues=context.continues, note=str(lost) if lost else None)
         private = node_spec.private(resolved, numbers[host.name], run_key=context.run_key, secrets=context.secrets)
         sessions[host.name] = session
+        if given_up.is_set():
+            raise UnreachableError(f"{host.name}: interrupted")
         if host.witness:  # it takes no part in the rendezvous
             head_endpoints = {**(head_endpoints or {}), "rdzv_port": None}
         question = {"spec": spec, "private": private, "head": head_endpoints, "prefer": fastest_first}
@@ -284,6 +288,7 @@ def _prepare_and_start(
             context.step(f"the hosts share several networks ({names}): `ddp-orch check` measures which is fastest")
         _check_alive(sessions)
     except BaseException as error:
+        given_up.set()
         aborted = each([head, *others], abort, fleet.parallel)
         stopped_by = next((name for name in aborted.done.values() if name), None)
         if stopped_by is not None and isinstance(error, OrchError):  # the error is a consequence of the stop

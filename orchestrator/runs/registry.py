@@ -288,9 +288,9 @@ class Listing:
     def forgetful(self, run: Run) -> tuple[str, ...]:
         """Hosts of a run that is not over, and that answered without a record of it: new machines, or emptied ones.
 
-        While the run waits, those that it waits for.
+        While the run waits, those that it waits for. While it starts, none: its `up` may have given up.
         """
-        missing = self.without_record(run) if run.unfinished else ()
+        missing = self.without_record(run) if run.unfinished and run.state != "starting" else ()
         return tuple(host for host in missing if run.waits is None or host in run.waits.hosts)
 
 

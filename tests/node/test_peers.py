@@ -45,6 +45,9 @@ class Recorder:
             "min_nodes": 2,
             "epoch": 0.0,
             "stall_timeout": None,
+            "interface": "auto",
+            "env": {},
+            "auto_env": {},
         }
         self.spec |= {
             "lease": LEASE,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,27 @@ def test_a_controller_that_gives_up_is_told_who_stopped_the_run(runs: Runs) -> N
     run.stop(grace=0.0)
     answer = run.hosts[0].session.request("abort", {"run_id": run.run_id})
     assert answer == {"stopped_by": "the test"}
+
+
+@pytest.mark.parametrize("moment", ["at once", "when its folder is there", "when its guard is there"])
+def test_a_host_that_is_still_being_prepared_is_aborted(runs: Runs, moment: str) -> None:
+    """Its guard waits for a head that has been aborted, and would do so for 45 s after its controller has gone."""
+    run, _ = runs.prepare(WAIT, nproc=(1, 1))
+    host = run.hosts[1]
+    spec = dict(run.record("spec.json", 1) or {}, run_id="another-run", name="another-run")
+    private = {"secrets": {}, "key": "00" * 32, "notify": {}}
+    with socket.create_server(("127.0.0.1", 0)) as silent_head, ThreadPoolExecutor(1) as pool:
+        port = silent_head.getsockname()[1]
+        head = {"addresses": ["127.0.0.1"], "rdzv_port": port, "link_port": port}
+        preparing = pool.submit(host.session.request, "prepare", {"spec": spec, "private": private, "head": head})
+        names = {"at once": "*/runs", "when its folder is there": "*/runs/another-run"}
+        pattern = names.get(moment, "*/runs/another-run/guard.err")
+        wait_until(lambda: list(host.state.glob(pattern)), 10.0, "it is being prepared")
+        host.session.request("abort", {"run_id": "another-run"})
+        assert not list(host.state.glob("*/runs/another-run"))
+        with pytest.raises(Refused):
+            preparing.result(10.0)
+    assert not list(host.state.glob("*/runs/another-run"))
 
 
 def test_a_run_that_is_aborted_leaves_no_line_in_the_crontab(

@@ -7,7 +7,7 @@ import select
 import shutil
 import socket
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..guard import autostart, guard_process, warm
 from ..host import beside_code, memory_folder, network, processes, state
@@ -21,8 +21,8 @@ MOST_EARLIER = 3  # runs of the same name that are searched for snapshots
 FREE_SPACE = 64 * 1024 * 1024  # bytes that the state folder must have left
 
 
-def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dict[str, Any]]:
-    """Start a guard for this run. Returns its control channel, and the answer for the controller."""
+def prepare(arguments: Dict[str, Any], program: str, started: Callable[[socket.socket], None]) -> Dict[str, Any]:
+    """Start a guard for this run, and wait until it is ready. `started` gets its control channel before that."""
     spec: Dict[str, Any] = arguments["spec"]
     private: Dict[str, Any] = arguments["private"]
     retire.tidy(spec["keep"], program)
@@ -72,13 +72,14 @@ def prepare(arguments: Dict[str, Any], program: str) -> Tuple[socket.socket, Dic
                 listener.close()
         for lock in locks:
             os.close(lock)
+    started(control)
     try:
         answer.update(ready=ask(control, None, "ready"), beside=beside, resumes=resumes, carried=carried)
         answer.update(left_behind=left_behind, resumed_with=earlier[0][1].get("resume") if earlier else None)
     except Refused:
         abort(control)
         raise
-    return control, answer
+    return answer
 
 
 def _guarded_runs() -> List[str]:

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Dict, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Dict, Set, cast
 
 from ..host import processes, state
 from . import wire
@@ -73,6 +73,8 @@ class Relay:
         self._uploads: Dict[int, "queue.Queue[bytes]"] = {}
         self._shells: Dict[int, "shell.Shell"] = {}
         self._controls: Dict[str, socket.socket] = {}
+        self._prepared: Dict[str, threading.Event] = {}  # by run: set when `prepare` has ended
+        self._aborted: Set[str] = set()
         self._takes_images = False
         self._tickets: Dict[str, int] = {}  # locked until the session ends
         self._operations: Dict[str, Callable[[Dict[str, Any], int], Dict[str, Any]]] = {
@@ -125,6 +127,8 @@ class Relay:
                         self._uploads[frame.header["id"]] = queue.Queue(16)  # the window of an upload: 4 MiB
                     elif frame.header["op"] == "shell":
                         self._add_shell(frame.header["id"])
+                    elif frame.header["op"] == "prepare":
+                        self._prepared[frame.header["args"]["spec"]["run_id"]] = threading.Event()
                     threading.Thread(target=self._answer, args=(frame.header,), daemon=True).start()
                 elif frame.kind == wire.DATA and frame.header["id"] in self._uploads:
                     self._uploads[frame.header["id"]].put(frame.payload)
@@ -196,9 +200,17 @@ class Relay:
     def _prepare(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import prepare
 
-        control, answer = prepare.prepare(arguments, self._program)
-        self._controls[arguments["spec"]["run_id"]] = control
-        return answer
+        run_id = arguments["spec"]["run_id"]
+
+        def started(control: socket.socket) -> None:
+            self._controls[run_id] = control
+            if run_id in self._aborted:
+                prepare.abort(control)
+
+        try:
+            return prepare.prepare(arguments, self._program, started)
+        finally:
+            self._prepared[run_id].set()
 
     def _start(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import prepare
@@ -208,11 +220,17 @@ class Relay:
     def _abort(self, arguments: Dict[str, Any], number: int) -> Dict[str, Any]:
         from . import prepare
 
+        run_id = arguments["run_id"]
         # another user may have stopped the run while it was being prepared
-        wish = state.read(os.path.join(state.run_folder(arguments["run_id"]), "stop.json")) or {}
-        control = self._controls.pop(arguments["run_id"], None)
+        wish = state.read(os.path.join(state.run_folder(run_id), "stop.json")) or {}
+        self._aborted.add(run_id)
+        control = self._controls.get(run_id)
         if control is not None:
             prepare.abort(control)
+        if run_id in self._prepared:
+            self._prepared[run_id].wait()  # its controller may have given up meanwhile
+        control = self._controls.pop(run_id, None)
+        if control is not None:
             with contextlib.suppress(ConnectionResetError):
                 while control.recv(4096):  # closed when the guard has gone
                     pass
