@@ -147,7 +147,9 @@ def listing(**parts: list[dict[str, Any]]) -> registry.Listing:
         fleet.close()
 
 
-@pytest.mark.parametrize(("state", "forgetful"), [("running", ("good2",)), ("waiting", ("good2",)), ("succeeded", ()), ("starting", ())])
+@pytest.mark.parametrize(
+    ("state", "forgetful"), [("running", ("good2",)), ("waiting", ("good2",)), ("succeeded", ()), ("starting", ())]
+)
 def test_a_host_that_has_lost_its_record_of_a_run_that_goes_on_is_named(state: str, forgetful: tuple[str, ...]) -> None:
     """Such as a spot machine that was made anew."""
     found = listing(good1=[part(0, GOOD, state=state)], good2=[])

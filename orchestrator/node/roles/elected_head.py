@@ -171,7 +171,11 @@ class ElectedHead(HeadLink):
         super()._decide()
         self._update_voters(now)
         committed = self._entries.committed
-        if committed.head == self._here and drain.can_resign(committed):
+        is_cut_off = self._networks.cuts_off_head(committed)
+        if committed.head == self._here and (drain.can_resign(committed) or is_cut_off):
+            if is_cut_off:
+                self._transport.rank_network.presume_cut()
+                self._recorder.say("no other host reaches this one on the network of the ranks: it gives up the lead")
             self._voter.resign()  # the role changes after this tick
 
     def _update_voters(self, now: float) -> None:
@@ -266,6 +270,8 @@ class ElectedHead(HeadLink):
 
     def _send_order(self, number: int, order: gang_events.Order) -> None:
         if number == self._here:
+            if isinstance(order, gang_events.Run):
+                self._transport.rank_network.begin(order)  # for when it is the head no longer
             self._recorder.obey(order, self._voter.state.permit_until)
         elif number in self._nodes:
             self._send(self._nodes[number], self._with_beat(number, order))

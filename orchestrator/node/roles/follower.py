@@ -14,7 +14,6 @@ from ..link.peers import TICK, ClusterLink, RecorderApi
 from ..recorder import notify, saved_line
 from . import narration, shown_state
 from .detour import Received
-from .rank_network import RankNetwork
 from .transport import Transport
 
 REDIAL = 0.3  # s between tries to reach the head
@@ -54,7 +53,8 @@ class WorkerLink(ClusterLink):
         self._ended = False
         self._node_rank: Optional[int] = None  # in the newest attempt
         self._saved = saved_line.Watch(recorder.folder)
-        self._rank_network = RankNetwork(self._spec)
+        self._rank_network = transport.rank_network
+        self._rank_network.leave_head()  # this node may have been the head
         self._show(None)  # without that of our predecessor
 
     def links(self) -> List[Link]:

@@ -3,8 +3,9 @@
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from ..gang import gang_orders
-from ..gang.gang_state import State
+from ..gang.gang_state import Phase, State
 from ..link.link import LEASE
+from .rank_network import CODE
 
 PATIENCE = 30.0  # s, or two leases: TCP, and so gloo and NCCL, outlast a shorter cut
 GAPS = 2  # times the longest pause between two lines before the cut: ranks that print need no other sign of life
@@ -69,7 +70,15 @@ class NetworkWatch:
             "what": what % (whom, cut.address, cut.seconds),
             "at": now - cut.seconds,
             "lost": True,
+            "code": CODE,
         }
+
+    @staticmethod
+    def cuts_off_head(state: State) -> bool:
+        """Whether the attempt has ended because no other host reached the head."""
+        failure = state.first_failure or {}
+        is_over = state.phase is Phase.RESTARTING
+        return is_over and failure.get("node") == state.head and failure.get("code") == CODE
 
     def _warn(self, cuts: Dict[int, _Cut], head: str) -> None:
         for node, cut in cuts.items():

@@ -14,6 +14,7 @@ from ..host import network
 from ..link.link import Link
 from ..recorder.health_check import named_interfaces
 
+CODE = "nccl-wrong-nic"  # of a host that is cut off there
 WINDOW = 3.0  # s for a connection
 LEAST = 2 * WINDOW  # s: a shorter cut may be packets that were lost
 INTERVAL = 5.0  # s between two tries while the network works, and the link does not use it
@@ -36,6 +37,7 @@ class RankNetwork:
         self._path: Optional[Path] = None
         self._works_at = self._looks_at = 0.0
         self._is_cut = False  # the last try has failed
+        self._is_presumed = False  # to be cut, until a try shows that it works
         self._probe: Optional[socket.socket] = None
         self._tries_at = 0.0  # when the next try begins; while it lasts: when it began
 
@@ -49,6 +51,10 @@ class RankNetwork:
         """Another node may be the head."""
         self._to, self._path = (), None
         self._end_try(False)
+
+    def presume_cut(self) -> None:
+        """No other node reached this one there while it was the head."""
+        self._is_presumed = True
 
     def look(self, link: Optional[Link], head_addresses: Sequence[str], port: int) -> None:
         """`link`: to the head, if there is one that is ready. `head_addresses`, `port`: where the head listens.
@@ -70,6 +76,7 @@ class RankNetwork:
             return
         if link is not None and now - link.heard_at < LINK_IS_HEARD and link.ends() == self._path:
             self._works_at = link.heard_at
+            self._is_presumed = False
             self._end_try(False)
         elif self._probe is not None:
             self._hear(self._probe, now)
@@ -86,10 +93,13 @@ class RankNetwork:
     def problem(self) -> Optional[Dict[str, str]]:
         """For the health check."""
         cut = self.cut()
-        if cut is None:
+        if cut is not None:
+            text = "it does not reach %s, the address of the head on the network of the ranks" % cut["address"]
+        elif self._is_presumed:
+            text = "no other host reached it on the network of the ranks"
+        else:
             return None
-        text = "it does not reach %s, the address of the head on the network of the ranks" % cut["address"]
-        return {"code": "nccl-wrong-nic", "text": text}
+        return {"code": CODE, "text": text}
 
     def _try(self, path: Path, port: int, now: float) -> None:
         family = socket.AF_INET6 if ":" in path.head else socket.AF_INET
@@ -116,6 +126,7 @@ class RankNetwork:
         works = error in (0, errno.ECONNREFUSED)  # nobody may listen there
         self._end_try(not works)
         if works:
+            self._is_presumed = False
             self._works_at = now
             self._tries_at = now + INTERVAL
 

@@ -13,6 +13,7 @@ from ..link.link import Link
 from ..link.peers import RecorderApi
 from .detour import Detours
 from .output_server import OutputServer
+from .rank_network import RankNetwork
 
 
 class Transport:
@@ -22,6 +23,7 @@ class Transport:
         self.contacts = Contacts()
         self.detours = Detours(recorder.key, node, messages.MOST_NODES, self.contacts)
         self.outputs = OutputServer(recorder)
+        self.rank_network = RankNetwork(recorder.spec)
 
     def links(self) -> List[Link]:
         return self.acceptor.links() + self.detours.links()
