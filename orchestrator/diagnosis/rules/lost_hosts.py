@@ -30,8 +30,8 @@ PARTED = (
     "The network between these hosts failed. They did not go down: each logged that it heard too few of the others."
 )
 CUT_RANKS = (
-    "The network that the ranks use is cut between this host and {address}, so they hang. The host did not go down: it "
-    "answers on another network."
+    "This host is cut off on the network that the ranks use (address of the head: {address}), so they hang. It did not "
+    "go down: it answers on another network."
 )
 CHECK_RANKS = (
     "Check that network on this host: `ip link`, `ethtool INTERFACE`, the cable and the switch port. To train on "
