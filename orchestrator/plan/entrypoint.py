@@ -19,7 +19,7 @@ from ..inventory.model import Host, Inventory
 from ..inventory.sources import reference
 from ..inventory.text_files import read_text
 from ..output.console import fold
-from . import function_call, launchers, plan, python_files, sharding
+from . import function_call, import_roots, launchers, plan, python_files, sharding
 from . import snapshot as ship
 from .run_program import RUN_PROGRAM
 
@@ -182,7 +182,9 @@ def _send_for_words(inventory: Inventory, words: Sequence[str], base: Path) -> s
 def _send_for_installed(inventory: Inventory, words: Sequence[str], base: Path) -> ship.Snapshot:
     """For a module that is only on the hosts, and its arguments."""
     snapshot = _send_for_words(inventory, words[1:], base)
-    note = f"-m {words[0]}: not in {base}, so it must be installed on the hosts"
+    above = import_roots.advise_parent(words, base, inventory.path)
+    what = f"so it is not sent; {above}" if above else "so it must be installed on the hosts"
+    note = f"-m {words[0]}: not in {base}, {what}"
     return replace(snapshot, module=words[0], notes=(note, *snapshot.notes))
 
 

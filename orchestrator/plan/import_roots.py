@@ -7,11 +7,16 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ..inventory import advice
+from ..inventory.sources import reference
+from ..inventory.text_files import STDIN
 from . import python_files
 from .snapshot import Snapshot
 
 ROOTS = (".", "src", "..")
 """Folders that people put their packages in, from the one in which the run starts."""
+ABOVE = 3
+"""How many folders above the one in which the user is may have the module that is to be started."""
 
 
 def find_root(module: str, workdir: Path) -> str | None:
@@ -29,6 +34,40 @@ def advise(root: str, script: str | None) -> str:
     names = script.removesuffix(".py").split("/") if script and root == "." else []
     start = f", or start it as `-m {'.'.join(names)}`" if names and all(name.isidentifier() for name in names) else ""
     return f"Add `-e PYTHONPATH={shlex.quote(root)}` (a path from the folder in which the run starts){start}."
+
+
+def advise_parent(words: Sequence[str], folder: Path, inventory: str) -> str | None:
+    """How to start a module from a folder above `folder`, which has it; None if no such folder has it.
+
+    `words`: the module and its arguments; `inventory`: the path of the inventory or another source.
+    """
+    first, *_ = parts = words[0].split(".")
+    parent = next((above for above in folder.parents[:ABOVE] if has_file(parts, above)), None)
+    if parent is None:
+        return None
+    is_file = inventory != STDIN and not reference.is_source(inventory)
+    path = os.path.normpath(Path.cwd() / inventory) if is_file else inventory
+    start = advice.command("up", "--", "-m", *words, inventory=path, folder=parent)
+    up = os.path.relpath(parent, folder)
+    what = f"{first}/ is the folder that you are in" if parent / first == folder else f"{first} is in {up}"
+    return f"{what}. Start it from {up}: cd {up} && {start}"
+
+
+def has_file(parts: Sequence[str], folder: Path) -> bool:
+    """Whether `-m` finds the module with these parts of its name in the folder."""
+    path = folder.joinpath(*parts)
+    return path.with_name(f"{path.name}.py").is_file() or (path / "__main__.py").is_file()
+
+
+def advise_module(script: Path, root: Path) -> str | None:
+    """How to start a script so that it finds the modules in `root`, a folder above it that is in no repository."""
+    names = script.relative_to(root).with_suffix("").parts
+    if not all(name.isidentifier() for name in names):
+        return None
+    here = os.path.relpath(root)
+    where = "" if here == "." else f" in {here}"
+    repository = f"run `git init` {where.strip() or 'here'} and add `-e PYTHONPATH={shlex.quote(here)}`"
+    return f"Start it as `-m {'.'.join(names)}`{where}, or {repository}"
 
 
 def warn(snapshot: Snapshot, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> Iterator[str]:

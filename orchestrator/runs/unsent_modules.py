@@ -10,7 +10,7 @@ from pathlib import Path
 from ..answers.facts import Facts, Python
 from ..checks.python import PACKAGES, Absence
 from ..inventory import paths
-from ..plan import import_roots, snapshot
+from ..plan import git, import_roots, snapshot
 from ..plan.plan import Code, Plan
 
 NEAR = 0.8  # of 1: as utlis is to utils. Less, and einops would be taken for ops
@@ -54,6 +54,8 @@ def _explain(module: str, plan: Plan, code: Code) -> Absence | None:
     workdir, sync_base = root / code.cwd, paths.folder(plan.inventory).absolute()
     name = plan.nodes[0].command[2]
     script = name if name.endswith(".py") else None
+    if name == "-m" and (above := import_roots.advise_parent(plan.nodes[0].command[3:], workdir, plan.inventory.path)):
+        return Absence("not sent", above)
     folders = tuple(dict.fromkeys([(workdir / (script or "train.py")).parent, workdir]))
     for folder in folders:
         if why := why_not_sent(module, folder, workdir, sync_base):
@@ -69,12 +71,19 @@ def _explain(module: str, plan: Plan, code: Code) -> Absence | None:
     for path in _files(module, root.parent):
         if path.is_file() or (path / "__init__.py").is_file():
             here = f"{os.path.relpath(path, workdir)} exists on this machine but is not sent: it is not in {root}"
-            return Absence("not sent", f"{here}. Copy it into that folder, beside the script")
+            start = _advise_module(plan, workdir / script, root) if script else None
+            return Absence("not sent", f"{here}. {start or 'Copy it into that folder, beside the script'}")
     own = sorted({name for folder in folders for name in _modules(folder)})
     if module not in PACKAGES and (near := get_close_matches(module, own, 1, NEAR)):
         otherwise = f"if not, set `python` or `setup` to an environment that has {module}"
         return Absence("not installed there", f"did you mean {near[0]}, which is code of yours? {otherwise}")
     return None
+
+
+def _advise_module(plan: Plan, script: Path, root: Path) -> str | None:
+    """How to send the folder above `root` too, if what is sent is not a repository, but the folder of the script."""
+    is_folder = snapshot.AUTO in plan.inventory.run.sync and not git.has_repository(root)
+    return import_roots.advise_module(script, root.parent) if is_folder else None
 
 
 def _files(module: str, folder: Path) -> Iterator[Path]:

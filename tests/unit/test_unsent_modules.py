@@ -91,6 +91,42 @@ def test_a_module_above_the_repository_is_said_not_to_be_in_it(project: Path) ->
     assert "../common.py" in fix and "Copy it" in fix and "pip" not in fix
 
 
+@pytest.fixture
+def without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path.resolve() / "stud"
+    (folder / "exp").mkdir(parents=True)
+    (folder / "common.py").write_text("")
+    (folder / "exp" / "sub.py").write_text("import common\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_without_git_a_script_is_started_as_a_module_of_the_folder_that_has_its_imports(
+    without_git: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix = found(without_git, "common", "exp/sub.py").fix
+    assert "../common.py" in fix and "`-m exp.sub`" in fix and "git init" in fix and "Copy" not in fix
+    (without_git / "inventory.yaml").write_text("hosts: [a]\n")
+    _, snapshot = entrypoint.find(model.load("inventory.yaml"), ("-m", "exp.sub"))
+    assert snapshot is not None and {"common.py", "exp/sub.py"} <= {entry.path for entry in snapshot.files}
+    monkeypatch.chdir("exp")
+    assert "in .." in found(without_git, "common", "sub.py").fix
+    assert "`-m exp.sub`" not in found(without_git, "common", "sub.py", run="{sync: [exp/sub.py]}").fix
+
+
+def test_a_module_of_a_package_whose_folder_the_user_is_in_is_started_from_its_parent(
+    without_git: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("exp")
+    finding = found(without_git, "exp", "-m", "exp.sub", "--epochs", "1")
+    start = "cd .. && ddp-orch up -- -m exp.sub --epochs 1"
+    assert start in finding.fix and "Copy" not in finding.fix and "exp/" in finding.fix
+    _, snapshot = entrypoint.find(model.load("../inventory.yaml"), ("-m", "exp.sub", "--epochs", "1"))
+    assert snapshot is not None and start in snapshot.notes[0] and "must be installed" not in snapshot.notes[0]
+    _, snapshot = entrypoint.find(model.load("../inventory.yaml"), ("-m", "elsewhere.sub"))
+    assert snapshot is not None and "must be installed" in snapshot.notes[0]
+
+
 def test_a_module_elsewhere_in_the_code_needs_a_path(project: Path) -> None:
     assert "PYTHONPATH=src" in found(project, "deep", "train.py").fix
 
