@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import InventoryError, OrchError
+from ..output.console import number_of
 from . import container, document, launcher_rows, recovery, via
 from . import settings as command_line
 from .container import Container
@@ -352,7 +353,8 @@ def _check_fleet(inventory: Inventory, hosts: list[_Placed], reading: Reading) -
         gpus = len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
         if isinstance(gpus, int) and isinstance(host.nproc_per_node, int) and host.nproc_per_node > gpus:
             key = placed.keys["nproc_per_node"]
-            message = f"{host.nproc_per_node} ranks on {gpus} GPUs of {host.name}; NCCL allows only one rank per GPU"
+            ranks, on = number_of(host.nproc_per_node, "rank"), number_of(gpus, "GPU")
+            message = f"{ranks} on {on} of {host.name}; NCCL allows only one rank per GPU"
             reading.wrong(reading.marks[key], key, message)
 
 

@@ -54,15 +54,16 @@ def take_output(spec: Dict[str, Any], taken: List[int]) -> None:
     if not output or spec["node"] != 0:
         return
     path = os.path.join(output, state.OUTPUT_LOCK)
-    handle = lock(path, "the output folder %s" % output, taken, os.O_RDWR | os.O_CREAT)
+    handle = lock(path, "the output folder %s" % output, taken, os.O_RDWR | os.O_CREAT, wait="--wait")
     write_holder(handle, spec)
     os.fsync(handle)  # the other hosts do not see this host's page cache
 
 
-def lock(path: str, what: str, taken: List[int], flags: int, choice: str = "") -> int:
+def lock(path: str, what: str, taken: List[int], flags: int, choice: str = "", wait: str = "--queue") -> int:
     """Lock a file and add it to `taken`. -1 where there is no such file, and so nobody who has locked it.
 
-    `choice`: what the user can do besides ending the holder or waiting for it, for the text of Held.
+    `choice`: what the user can do besides ending the holder or waiting for it, for the text of Held. `wait`: the flag
+    of `up` that waits for the holder; --queue waits only for a name and for GPUs.
     """
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -76,7 +77,7 @@ def lock(path: str, what: str, taken: List[int], flags: int, choice: str = "") -
             return handle  # a shared disk without locks; the name of the run is locked on every host
         who = os.pread(handle, 4096, 0).decode("utf-8", "replace")
         end = "end it with `ddp-orch kill INVENTORY %s`" % who.split()[1] if who.startswith("run ") else "end that one"
-        choices = "%s%s, or wait for it with --wait" % (choice, end)
+        choices = "%s%s, or wait for it with %s" % (choice, end, wait)
         raise Held("%s is taken by %s; %s" % (what, who or "another run", choices)) from None
     return handle
 
