@@ -169,6 +169,8 @@ class Part:
     """If it was requested."""
     not_notified: Mapping[str, str] = field(default_factory=dict)
     """Why notifications failed, by `webhook`, `mail` or `command`."""
+    had_outputs: tuple[HostName, ...] = ()
+    """Those of `hosts` whose output folder had files before the run, which are not on a disk of all hosts."""
     secrets: tuple[VariableName, ...] | None = field(default=None, metadata=NOT_NULL)
     """Names of the run's secrets; None: unknown."""
     shared_output: AbsolutePath | None = None

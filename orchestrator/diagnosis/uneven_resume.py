@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 
 from ..node.serve.figures import figures
 from ..output.console import fold
@@ -28,6 +29,7 @@ _RESUMES = re.compile(r"\bresum\w*\b.{0,80}?\b(?P<unit>step|epoch)s?\b\D{0,4}(?P
 _EPOCH = re.compile(r"\bepoch[ :=#]*(\d+)", re.IGNORECASE)
 
 
+NOT_KNOWN: Mapping[str, bool] = MappingProxyType({})
 CONSEQUENCES = (
     "uneven-inputs",
     "process-group-not-destroyed",
@@ -56,15 +58,21 @@ def with_uneven_resume(
 
 
 def find_uneven_resume(
-    lines: Sequence[Line], attempt: int, whole: int, empty: Collection[str] = (), resume: str = "none"
+    lines: Sequence[Line],
+    attempt: int,
+    whole: int,
+    empty: Collection[str] = (),
+    resume: str = "none",
+    at_start: Mapping[str, bool] = NOT_KNOWN,
 ) -> Finding | None:
     """`whole`: streams with fewer lines in the attempt are complete. Of others, the first step is unknown. `empty`:
     hosts whose output folders are empty: if they print no steps, they count as hosts that began anew. `resume`:
-    run.resume.
+    run.resume; `at_start`: by host with ranks, whether its output folder had files before the first attempt.
     """
-    place = _find_places(lines, attempt, whole, empty)
+    known = at_start if attempt == 1 and resume == "none" and len(set(at_start.values())) == 2 else NOT_KNOWN
+    place = _find_places(lines, attempt, whole, empty, known)
     if place is None:
-        return _find_told(lines, attempt, resume)
+        return _find_told(lines, attempt, resume) or _find_unlike(lines, attempt, whole, known)
     where, resumed, lacking = place
     return Finding(
         "warning",
@@ -94,8 +102,33 @@ def _find_told(lines: Sequence[Line], attempt: int, resume: str) -> Finding | No
     return None
 
 
+def _find_unlike(lines: Sequence[Line], attempt: int, whole: int, at_start: Mapping[str, bool]) -> Finding | None:
+    """The hosts without outputs at the start, where no other host prints that it began anew."""
+    having, lacking = ([host for host, had in at_start.items() if had is which] for which in (True, False))
+    of_ranks = [line for line in lines if line.attempt == attempt and line.rank is not None]
+    took_part = {line.host for line in of_ranks}  # a spare may have joined later
+    lacking = [host for host in lacking if host in took_part] or lacking
+    lengths = Counter((line.rank, line.stream) for line in of_ranks)
+    first: dict[str, tuple[str, int]] = {}
+    for unit in ("epoch", "step"):  # steps may be counted anew in each epoch
+        for line in of_ranks:
+            number = _number(line.text, unit)
+            if number is not None and lengths[line.rank, line.stream] < whole:
+                first.setdefault(line.host, (unit, number))
+    if not having or len(first) > 1:
+        return None
+    for host, (unit, number) in first.items():
+        has_begun = number <= (0 if unit == "epoch" else BEGUN)  # epoch 1 may be the second one
+        if has_begun if at_start.get(host) else number > BEGUN:
+            return None
+    what = f"{fold(having)} had outputs of an earlier run of this name at the start, and {fold(lacking)} had none"
+    message = f"{what}: only {fold(having)} may have resumed."
+    fix = advise_resume("none", saves_elsewhere=False)
+    return Finding("warning", "file-missing-on-host", tuple(lacking), message, fix, confidence="low")
+
+
 def _find_places(
-    lines: Sequence[Line], attempt: int, whole: int, empty: Collection[str]
+    lines: Sequence[Line], attempt: int, whole: int, empty: Collection[str], at_start: Mapping[str, bool]
 ) -> tuple[str, Sequence[str], Sequence[str]] | None:
     """Where the hosts began, in words; those that resumed; those that began anew."""
     of_attempt = [line for line in lines if line.attempt == attempt and line.rank is not None]
@@ -114,6 +147,9 @@ def _find_places(
         first = {host: own[0] for host, own in numbers.items()}
         begun = [host for host, number in first.items() if number <= BEGUN]
         resumed = _resumed(unit, numbers, attempt)
+        if unit == "epoch" and not resumed:
+            least_epoch = min(first.values(), default=0)
+            resumed = [host for host, number in first.items() if at_start.get(host) and number > least_epoch]
         begun = [host for host in begun if host not in resumed]
         least = min((first[host] for host in resumed), default=0)
         if begun and resumed:

@@ -73,11 +73,12 @@ def gather_and_diagnose(
     same_code = not any(host.workdir for host in run_hosts)
     diagnosis = Diagnosis((), ())
     resume = parts[first].resume if first is not None else "none"
+    at_start = {host: part.host in part.had_outputs for host, part in parts.items() if part.node_rank is not None}
     empty = [host for host, part in parts.items() if not (part.outputs or part.shared_output)]
 
     def find_earlier_cause(known: Mapping[str, Evidence], number: int, lost: str | None) -> Finding:
         finding = diagnose_earlier_attempt(lines, known, number, same_code, lost)
-        uneven = find_uneven_resume(lines, number, LINES_PER_STREAM[0], empty, resume)
+        uneven = find_uneven_resume(lines, number, LINES_PER_STREAM[0], empty, resume, at_start)
         return with_uneven_resume([finding], uneven, restarted=False)[0]
 
     if verdict is not None and failed:
@@ -87,7 +88,7 @@ def gather_and_diagnose(
             lines, verdict, evidence, ranks, attempt=attempt, same_code=same_code, without_guard=restarted
         )
         diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, run_hosts, fleet, resume))
-        uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0], empty, resume)
+        uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0], empty, resume, at_start)
         found = with_uneven_resume(diagnosis.findings, uneven, restarted=attempt > 1)
         diagnosis = replace(diagnosis, findings=found)
         diagnosis = own_addresses.explain(kept_back.explain(diagnosis, run_id), run_id) if same_code else diagnosis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from ..answers.facts import Facts
 from ..answers.prepare import Carried, LeftBehind, Prepared
 from ..output.console import fold, fold_messages
 from ..output.terminal import one_line
@@ -20,6 +21,11 @@ def describe(answers: Answers, plan: Plan, continues: str | None) -> Iterator[st
         yield f"{line}, which run {continues} wrote beside its code"
     if resuming := [host for host, answer in answers.items() if answer.resumes]:
         yield f"{fold(resuming)}: the output folder of {plan.name} has files; {_describe_resume(plan)}"
+
+
+def hosts_with_outputs(facts: Mapping[str, Facts]) -> list[str]:
+    """Those whose output folder of this name has files, but for one on a disk of all hosts."""
+    return [host for host, fact in facts.items() if fact.led_last is not None and fact.led_last.newest is not None]
 
 
 def warn(answers: Answers, plan: Plan, command_to_continue: Callable[[str], str]) -> Iterator[str]:

@@ -75,6 +75,16 @@ class LaunchContext:
     """How long each phase takes."""
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What the hosts know of the earlier runs of the name."""
+
+    note: str | None
+    """What the head notes of it when the first attempt begins."""
+    had_outputs: Sequence[str]
+    """The hosts whose output folder has files."""
+
+
 def launch(
     plan: Plan,
     snapshot: Snapshot | None,
@@ -103,7 +113,8 @@ def launch(
         resolved = job_limit.end_with_job(resolved, context.job_ends_at - time.monotonic())
     hosts = [node.host for node in resolved.nodes]
     pruning.delete_due_runs(hosts, probed.done, fleet, resolved.inventory.path, context.step, context.warn)
-    _prepare_and_start(resolved, facts, fleet, context, lost)
+    known = Earlier(str(lost) if lost else None, inheritance.hosts_with_outputs(facts))
+    _prepare_and_start(resolved, facts, fleet, context, known)
     return resolved
 
 
@@ -240,7 +251,7 @@ def error_of(findings: Sequence[Finding], text: str) -> OrchError:
 
 
 def _prepare_and_start(
-    resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet, context: LaunchContext, lost: OutOfReach | None
+    resolved: Plan, facts: Mapping[str, Facts], fleet: Fleet, context: LaunchContext, earlier: Earlier
 ) -> None:
     """Prepare the head, then the others, then start the run. If that fails, abort it wherever it was prepared."""
     head, *others = [node.host for node in resolved.nodes]
@@ -252,7 +263,7 @@ def _prepare_and_start(
 
     def prepare(host: Host, session: Session, operation: Operation[P], head_endpoints: Arguments | None) -> P:
         spec = node_spec.spec(resolved, numbers[host.name], facts, created_at=started_at, by=context.by)
-        spec.update(continues=context.continues, note=str(lost) if lost else None)
+        spec.update(continues=context.continues, note=earlier.note, had_outputs=earlier.had_outputs)
         private = node_spec.private(resolved, numbers[host.name], run_key=context.run_key, secrets=context.secrets)
         sessions[host.name] = session
         if given_up.is_set():

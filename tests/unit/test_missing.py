@@ -257,3 +257,32 @@ def test_steps_that_are_counted_anew_in_each_epoch_do_not_say_where_a_rank_resum
     assert find_uneven_resume([said, *first_attempt("step:", a=[0, 1, 2], b=[0, 1, 2])], 1, 200) is None
     assert find_uneven_resume([said, *first_attempt("step:", a=[61, 62], b=[0, 1])], 1, 200) is not None
     assert find_uneven_resume([said, *first_attempt("step:", a=[60], b=[40, 50])], 1, 200) is not None
+
+
+@pytest.mark.parametrize(
+    ("lines", "attempt", "resume", "hosts"),
+    [
+        (first_attempt("working", a=[1], b=[1]), 1, "none", ("b",)),  # none prints a step
+        (first_attempt("epoch", a=[2, 2, 2]), 1, "none", ("b",)),  # only rank 0 does
+        (first_attempt("epoch", b=[0, 1]), 1, "none", ("b",)),  # rank 0 has nothing left to do
+        (first_attempt("epoch", a=[2, 2], b=[0, 0]), 1, "none", ("b",)),
+        (first_attempt("epoch", a=[1, 1], b=[0, 0]), 1, "none", ("b",)),
+        (first_attempt("epoch", a=[0, 0]), 1, "none", None),  # it began anew
+        (first_attempt("step:", a=[0, 1]), 1, "none", None),
+        (first_attempt("epoch", b=[2, 3]), 1, "none", None),  # it found the snapshot elsewhere
+        (first_attempt("epoch", a=[2, 2], b=[2, 2]), 1, "none", None),
+        (first_attempt("working", a=[1], b=[1]), 1, "head", None),
+        (first_attempt("working", a=[1], b=[1]), 2, "none", None),
+    ],
+)
+def test_a_run_whose_hosts_began_with_different_outputs_may_have_resumed_on_some_only(
+    lines: list[Line], attempt: int, resume: str, hosts: tuple[str, ...] | None
+) -> None:
+    lines = [line._replace(attempt=attempt) for line in lines]
+    found = find_uneven_resume(lines, attempt, 200, ("b",), resume, {"a": True, "b": False})
+    assert (found.hosts if found else None) == hosts
+    uneven = finding("", "uneven-inputs")
+    first, *_ = with_uneven_resume([uneven], found, restarted=False)
+    assert (first.code == "file-missing-on-host", "run.resume" in first.fix) == (hosts is not None,) * 2
+    for same in (True, False):
+        assert find_uneven_resume(lines[:1], attempt, 200, (), resume, {"a": same, "b": same}) is None

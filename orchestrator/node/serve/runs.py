@@ -63,6 +63,7 @@ def _describe(run_id: str, folder: str) -> Optional[Dict[str, Any]]:
         "lease": spec.get("lease", 8.0),
         "shared_output": spec.get("shared_output"),
         "resume": spec.get("resume", "none"),
+        "had_outputs": spec.get("had_outputs", []),
         "autostart": spec.get("autostart", "none"),
         "secrets": spec.get("secrets", []),  # names
         "drained": gang.get("drained", []),
