@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections.abc import Sequence
 
 from ..errors import UsageError
+from . import any_of
 
 MAX_HOSTS = 10_000
 
@@ -98,6 +100,11 @@ def pick(names: Sequence[str], pattern: str, option: str = "--hosts") -> tuple[s
     chosen = set(names) if pattern.lstrip().startswith("!") else set()  # `!gpu02` alone: all but gpu02
     if not pattern.strip():
         raise UsageError(f"{option} '': selects no host; omit it to select all hosts")
+    if any_of.parse(pattern) is not None:
+        raise UsageError(
+            f"{option} {shlex.quote(pattern)}: `any N` is only for `up` and `restart`, which choose free hosts for a "
+            f"run; give the names of hosts, such as {option} {names[0]}"
+        )
     operator = ","
     # outside of brackets: the comma in gpu[1,3] is the range's own
     for word in filter(None, map(str.strip, re.split(r"([,!&])(?![^\[]*\])", pattern))):
