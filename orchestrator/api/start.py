@@ -14,10 +14,12 @@ from typing import Any
 
 from ..answers.fields import UNFINISHED
 from ..errors import UsageError
+from ..output.console import number_of
 from ..runs import recent
 from . import command_line
 from .handle import Run, RunStatus, read_status
 
+MAX_NAMED = 5  # runs in a message
 MAX_ARGUMENTS = 100_000
 """Bytes of the arguments of a function. Linux refuses a word of 128 KiB in a command line."""
 
@@ -82,9 +84,17 @@ def find_run(run: str, inventory: str | Path | None = None) -> Run:
     named = [each for each in named if each.run_id == run or known[each].state in UNFINISHED] or named
     parts = [each for each in known if each.run_id.startswith(run) or each.run_id.endswith(run)]
     if not named and len(parts) != 1:
-        problem = "several runs match" if parts else "these hosts have no such run; they have"
-        raise UsageError(f"{run}: {problem}: {', '.join(each.run_id for each in parts or list(known)) or 'none'}")
+        if parts:
+            raise UsageError(f"{run}: several runs match: {', '.join(each.run_id for each in parts)}")
+        raise UsageError(f"{run}: these hosts have no such run; {_describe_newest(list(known))}")
     return (named or parts)[-1]
+
+
+def _describe_newest(runs: Sequence[Run]) -> str:
+    if not runs:
+        return "they have none"
+    newest = [f"{each.name} ({each.run_id})" if each.name != each.run_id else each.run_id for each in reversed(runs)]
+    return f"the newest of {number_of(len(runs), 'run')}: {', '.join(newest[:MAX_NAMED])}"
 
 
 def list_runs(inventory: str | Path | None = None, *, finished: bool = False) -> dict[Run, RunStatus]:

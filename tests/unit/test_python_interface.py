@@ -12,6 +12,7 @@ import pytest
 
 import orchestrator
 from orchestrator.api import Run, RunStatus, start
+from orchestrator.errors import UsageError
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
 FUNCTIONS = [orchestrator.find_run, orchestrator.list_runs, Run.status, Run.logs, Run.wait, Run.returned, Run.fetch]
@@ -34,3 +35,11 @@ def test_a_name_means_the_run_that_is_not_over(monkeypatch: pytest.MonkeyPatch, 
     known = {Run(run_id, "exp"): RunStatus(state, 1, datetime.min, ()) for run_id, state in states.items()}
     monkeypatch.setattr(start, "list_runs", lambda *_, **__: known)
     assert [start.find_run(run).run_id for run in ("exp", "1", "3")] == ["2", "1", "3"]
+
+
+def test_a_run_that_does_not_exist_is_answered_with_the_names_of_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {Run(str(number), f"exp{number}"): RunStatus("failed", 1, datetime.min, ()) for number in range(10, 28)}
+    monkeypatch.setattr(start, "list_runs", lambda *_, **__: known)
+    with pytest.raises(UsageError, match=r"exp27.*27.*exp26") as error:
+        start.find_run("nope")
+    assert "exp10" not in str(error.value) and "18" in str(error.value)
