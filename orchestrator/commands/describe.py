@@ -32,15 +32,15 @@ NEWEST_EVENTS = 8  # shown; `events` shows all
 MOST_FOLDERS = 4  # hosts whose folders are shown; --json has all
 
 
-def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool) -> int:
+def describe(run_name: str | None, inventory_path: str | None, hosts: str | None, *, as_json: bool) -> int:
     console = stderr_console()
-    inventory = load_inventory_of_run(inventory_path, None, run_name)
+    inventory = load_inventory_of_run(inventory_path, hosts, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
         lookup = find_run(fleet, inventory, run_name, console)
         run = lookup.run
-        hosts = [host for host in inventory.machines if host.name in run.parts]
+        machines = [host for host in inventory.machines if host.name in run.parts]
         question = {"run_id": run.run_id}
-        answers = fleet.each(hosts, lambda _, session: session.request(RECORD, question), "reading its record")
+        answers = fleet.each(machines, lambda _, session: session.request(RECORD, question), "reading its record")
     warn_of_failures(answers.failed, console)
     mask = Mask([*secret_values(inventory, run, console), *credentials_of(answers.done.values())])
     page = make_page(run, answers.done, inventory, mask)
@@ -48,12 +48,14 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
         print(json.dumps(page, indent=2))
         return 0
     about = advice.about(run, lookup.listing.runs, inventory.path)
+    missing = lookup.listing.missing_hosts(run)
     for line in _lines(
         page,
         about.command("events"),
-        lookup.listing.missing_hosts(run),
+        missing,
         lookup.listing.without_record(run),
         [host for host in sorted(run.drained) if host not in run.parts],
+        [host for host in missing if host not in lookup.listing.failed],
     ):
         print(line)
     rejoining.note(run, about.command("kill"), console)
@@ -61,8 +63,7 @@ def describe(run_name: str | None, inventory_path: str | None, *, as_json: bool)
     commands = [restart] if (restart := waiting.restart_without(run, about)) else []
     commands += [about.command(*words) for words in _next(run)]
     if run.state != "succeeded" and not run.unfinished and recent.command_of(run.run_id) is not None:
-        silent = lookup.listing.missing_hosts(run)
-        commands.append(resume_command.choose(about.command("restart"), run.parts, silent).command)
+        commands.append(resume_command.choose(about.command("restart"), run.parts, missing).command)
     print("\n".join(["next:", *(f"  {command}" for command in commands)]))
     return 0
 
@@ -190,9 +191,11 @@ def _lines(
     missing: Sequence[str] = (),
     without_record: Sequence[str] = (),
     drained: Sequence[str] = (),
+    unasked: Sequence[str] = (),
 ) -> Sequence[str]:
     """`all_events`: the command that shows them. `missing`: hosts of the run that did not answer. `without_record`:
-    hosts that answered without it. `drained`: hosts that have left the run, and gave no answer about it.
+    hosts that answered without it. `drained`: hosts that have left the run, and gave no answer about it. `unasked`:
+    those of `missing` that --hosts or the inventory leaves out.
     """
     attempts = f", {number_of(page['attempt'], 'attempt')}"
     if page["max_restarts"]:
@@ -227,7 +230,8 @@ def _lines(
         lines.append(f"{node['host']:<20} {place}  {node['state']:<10} {why}".rstrip())
     for host in missing:
         suspect = "suspect, " if host in page["suspects"] else ""
-        lines.append(f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  {suspect}no answer")
+        answer = "not asked" if host in unasked else f"{suspect}no answer"
+        lines.append(f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  {answer}")
     lines += [f"{host:<20} {'-':<7} {'-':>4} {'-':>9}  no record" for host in without_record]
     lines += [f"{host:<20} {'left':<7} {'-':>4} {'-':>9}  drained" for host in drained]
     if events := fold_ends(page["events"]):

@@ -20,11 +20,17 @@ from .context import find_run, load_inventory_of_run, make_mask, open_fleet, std
 
 
 def events(
-    run_name: str | None, inventory_path: str | None, since: str | None, until: str | None, *, as_json: bool
+    run_name: str | None,
+    inventory_path: str | None,
+    hosts: str | None,
+    since: str | None,
+    until: str | None,
+    *,
+    as_json: bool,
 ) -> int:
     console = stderr_console()
     span.parse(since, until, time.time())  # a slip is reported before any host is asked
-    inventory = load_inventory_of_run(inventory_path, None, run_name)
+    inventory = load_inventory_of_run(inventory_path, hosts, run_name)
     with open_fleet(inventory, short_timeout=True) as fleet:
         lookup = find_run(fleet, inventory, run_name, console)
         mask = make_mask(inventory, lookup.run, console)
@@ -70,7 +76,10 @@ def _find_record(fleet: Fleet, inventory: Inventory, run: registry.Run, console:
         why = "; ".join(fold_failures(answers.failed))
         raise UnreachableError(f"no host that answers has a record of run {run.run_id}{why and ': '}{why}")
     if host != head:
-        why = "has deleted its record" if head in answers.done else "does not answer"
+        if head in answers.done:
+            why = "has deleted its record"
+        else:
+            why = "does not answer" if head in answers.failed else "was not asked"
         knows = "these are the events that" if found[chosen.name].events else "it alone had all events. This is what"
         console.warning(f"{head or 'the head'} {why}: {knows} {host} knows")
     return chosen, found[chosen.name]

@@ -205,30 +205,34 @@ def top(run: str | None, inventory: str | None, hosts: str | None) -> None:
 @click.command(cls=Command, short_help="list what happened in a run")
 @RUN
 @INVENTORY_OF_RUN
+@HOSTS
 @click.option("--since", metavar="T", help="Show only events from this time on: 5m (ago), or 2026-01-31T12:00:00Z.")
 @click.option("--until", metavar="T", help="Show only events up to this time.")
 @JSON
-def events(run: str | None, inventory: str | None, since: str | None, until: str | None, as_json: bool) -> None:
+def events(
+    run: str | None, inventory: str | None, hosts: str | None, since: str | None, until: str | None, as_json: bool
+) -> None:
     """List what happened in RUN (default: the newest run): attempts, failures, lost and replaced hosts, requests.
 
     Prints the time (UTC), the seconds since the first event, and the event.
     """
     from . import events as events_command
 
-    sys.exit(events_command.events(run, inventory, since, until, as_json=as_json))
+    sys.exit(events_command.events(run, inventory, hosts, since, until, as_json=as_json))
 
 
 @click.command(cls=Command, short_help="show what is known of a run on one page")
 @RUN
 @INVENTORY_OF_RUN
+@HOSTS
 @JSON
-def describe(run: str | None, inventory: str | None, as_json: bool) -> None:
+def describe(run: str | None, inventory: str | None, hosts: str | None, as_json: bool) -> None:
     """Show RUN (default: the newest run) on one page: state, hosts and ranks, command, code, events, and where its
     files are.
     """
     from . import describe as describe_command
 
-    sys.exit(describe_command.describe(run, inventory, as_json=as_json))
+    sys.exit(describe_command.describe(run, inventory, hosts, as_json=as_json))
 
 
 @click.command(cls=CommandWithArgs, short_help="open a shell in the environment of a run")

@@ -113,6 +113,18 @@ def test_followed_logs_begin_without_a_silent_host_and_take_it_in_when_it_answer
     assert counts(lines) == {rank: list(range(100)) for rank in range(3)}
 
 
+def test_events_and_describe_do_not_wait_for_a_silent_host_that_is_left_out(lab3: Lab, late: Host) -> None:
+    inventory, run_id = finished_run(lab3)
+    ssh_is_silent(late)
+    for command in ("events", "describe"):
+        shown = ok(orch(lab3, command, run_id, "--hosts", "!node-2", "-i", inventory))
+        assert FAILURE not in shown.stderr and "not ask" in shown.stderr, shown.stderr
+        assert "succeeded" in shown.stdout.lower() or "ended" in shown.stdout, shown.stdout
+    ssh_is_silent(late, "CONT")
+    shown = ok(orch(lab3, "events", run_id, "--hosts", "!node-0", "-i", inventory))
+    assert re.search("node-0 was not asked", shown.stderr) and "attempt 1" in shown.stdout
+
+
 def test_logs_in_files_wait_for_all_hosts_and_are_in_order(lab3: Lab, late: Host, tmp_path: Path) -> None:
     inventory, run_id = finished_run(lab3)
     ssh_is_silent(late)

@@ -21,7 +21,11 @@ def node(host: str, role: str, rank: int | None, state: str) -> dict[str, Any]:
 
 
 def table(
-    state: str, nodes: list[dict[str, Any]], missing: tuple[str, ...] = (), suspects: tuple[str, ...] = ()
+    state: str,
+    nodes: list[dict[str, Any]],
+    missing: tuple[str, ...] = (),
+    suspects: tuple[str, ...] = (),
+    **of_lines: Any,
 ) -> list[list[str]]:
     page: dict[str, Any] = dict.fromkeys(("ended_at", "first_failure", "command", "launcher", "inventory", "workdir"))
     page |= {"head": "a", "if_head_lost": None}
@@ -36,9 +40,14 @@ def table(
         "files": {},
     }
     page["ranks"] = {each["host"]: [each["node_rank"], 1] for each in nodes}
-    rows = [re.split(" {2,}", line) for line in _lines(page, "ddp-orch events", missing)]
+    rows = [re.split(" {2,}", line) for line in _lines(page, "ddp-orch events", missing, **of_lines)]
     start = next(number for number, row in enumerate(rows) if row[0] == "HOST")
     return [row for row in rows[start + 1 :] if row != [""]]
+
+
+def test_a_host_that_was_left_out_is_not_said_to_be_silent() -> None:
+    rows = table("running", [], ("b", "c"), unasked=("c",))
+    assert [(row[0], row[-1]) for row in rows] == [("b", "no answer"), ("c", "not asked")]
 
 
 @pytest.mark.parametrize(
