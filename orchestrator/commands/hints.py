@@ -119,12 +119,29 @@ def elsewhere(argv: Sequence[str]) -> str | None:
     command = " ".join(argv[:count])
     if command not in ELSEWHERE:
         return None
-    if ELSEWHERE[command].startswith("ddp-orch up") and (task := _foreign_task(argv[count:])) is not None:
+    of_host = argv[0] in ("ssh", "srun", "nvidia-smi")
+    if not of_host and (task := _foreign_task(argv[count:])) is not None:
         return f"unknown command '{command}'. {task}"
     # options of the other program are unknown here; what follows a command of a host is its own
-    of_host = argv[0] in ("ssh", "srun", "nvidia-smi")
     words = "".join(f" {shlex.quote(word)}" for word in argv[count:] if of_host or not word.startswith("-"))
     return f"unknown command '{command}'; you may want: {ELSEWHERE[command].format(words)}"
+
+
+def of_other_program(words: Sequence[str]) -> str | None:
+    """A message about a command line of SkyPilot or dstack in the place of a script, or None."""
+    if len(words) < 2 or words[0] not in ("sky", "dstack") or Path(words[0]).is_file():
+        return None
+    command = " ".join(words[1:3]) if " ".join(words[1:3]) in ELSEWHERE else words[1]
+    if command not in ELSEWHERE and command not in ("exec", "logs", "serve"):
+        return None
+    if (task := _foreign_task(words[2:])) is not None:
+        return f"{words[0]} {command}: {task}"
+    instead = ELSEWHERE.get(command, f"ddp-orch {command} --help" if command != "serve" else "ddp-orch up{}")
+    script = " -- SCRIPT ARGS..." if instead == "ddp-orch up{}" else ""
+    return (
+        f"`{words[0]} {command}` is a command for your machine, and `up` would start it on each host; you may want: "
+        f"{instead.format(script)}"
+    )
 
 
 def _foreign_task(words: Sequence[str]) -> str | None:
@@ -160,6 +177,9 @@ def _one_run(context: click.Context, argv: Sequence[str]) -> str | None:
     arguments = [param.name for param in context.command.params if isinstance(param, click.Argument)]
     if arguments != ["run"]:
         return None
+    if argv[0] == "restart" and "--" in argv:
+        end = argv.index("--")
+        return _other_arguments(context, argv[:end], argv[end + 1 :])
     ps = "`ddp-orch ps --all` lists them"
     return f"{argv[0]} takes one RUN, by its id or name, and no name of a cluster: {ps}"
 
@@ -193,6 +213,8 @@ def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]
     if known := OTHER_PROGRAMS.get(command, {}).get(option):
         _suggest(error, [])
         return known
+    if command == "restart":
+        return _arguments_of_restart(error, argv)
     if command not in ("up", "exec", "bench"):
         return None
     place = next((number for number, word in enumerate(argv) if number and word.startswith(option)), len(argv))
@@ -209,6 +231,31 @@ def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]
     if command == "up" and place > 1 and PYTHON.fullmatch(argv[place - 1]) and error.ctx is not None:
         place -= argv[place - 2] not in _options_with_value(error.ctx)
     return _after_dashes(command, argv[:place], argv[place:])
+
+
+def _arguments_of_restart(error: click.NoSuchOption, argv: Sequence[str]) -> str | None:
+    """A hint if `restart` gets an option that is probably one of the script."""
+    option = error.option_name
+    if known := FOREIGN.get(option.replace("_", "-")) if option.startswith("--") else None:
+        _suggest(error, [])
+        return known
+    near = get_close_matches(option, error.possibilities or (), 1, MIN_SIMILARITY)
+    _suggest(error, near)
+    if near:
+        return None
+    assert error.ctx is not None
+    place = next((number for number, word in enumerate(argv) if number and word.startswith(option)), len(argv))
+    return _other_arguments(error.ctx, argv[:place], argv[place:])
+
+
+def _other_arguments(context: click.Context, own: Sequence[str], words: Sequence[str]) -> str:
+    """`own`: the words for `restart`. `words`: those for the script, perhaps with the script."""
+    with_value = _options_with_value(context)
+    before = itertools.pairwise(own)
+    run = next((word for last, word in before if last not in with_value and not word.startswith("-")), "NAME")
+    script = ["SCRIPT"] if words[:1] and words[0].startswith("-") else []
+    start = _line(["up", "--name", run, "--", *script, *words])
+    return f"restart gives the script the arguments that it had; to start it with others: {start}"
 
 
 def _options_first(error: click.NoSuchOption, argv: Sequence[str]) -> str | None:
@@ -318,6 +365,8 @@ def _options_with_value(context: click.Context) -> set[str]:
 
 def no_command(inventory: str | None) -> str:
     """A message about `exec` without a command."""
+    if inventory is not None and (task := _foreign_task([inventory])) is not None:
+        return task
     if inventory is None or is_inventory(inventory):
         words = () if inventory is None else (inventory,)
         return f"no command given: {_line(['exec', *words, '--'])} CMD ARGS..."

@@ -136,6 +136,10 @@ class CommandWithArgs(Command):
 
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
         end = argv.index("--") if "--" in argv else len(argv)
+        if context.info_name == "up" and not context.resilient_parsing:
+            message = hints.of_other_program(argv[end + 1 :]) or hints.of_other_program(argv[:end])
+            if message is not None:
+                raise UsageError(message)
         rest = super().parse_args(context, argv[:end])
         name = str(next(param.name for param in self.params if param.nargs == -1))
         context.params[name] = (*(context.params.get(name) or ()), *argv[end + 1 :])

@@ -280,6 +280,16 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
         (["logs", "-t"], "'--timestamps'"),
         (["queue"], "ddp-orch up --queue"),
         (["delete", "j1"], "ddp-orch kill RUN"),
+        (["restart", "rs", "--steps", "3"], "ddp-orch up --name rs -- SCRIPT --steps 3"),
+        (["restart", "-i", "x.yaml", "-d", "rs", "--lr=1"], "ddp-orch up --name rs -- SCRIPT --lr=1"),
+        (["restart", "rs", "--", "train.py", "--lr", "1"], "ddp-orch up --name rs -- train.py --lr 1"),
+        (["restart", "rs", "--nnodes", "2"], "--set run.nnodes=N"),
+        (["restart", "rs", "--host", "me"], "'--hosts'"),
+        (["exec", "--hosts", "any 1", "--", "ls"], "only for up and restart"),
+        (["up", "--", "sky", "launch", "-c", "x", "echo hi"], "ddp-orch up -- SCRIPT"),
+        (["up", "--", "sky", "exec", "x", "echo hi"], "ddp-orch exec"),
+        (["up", "--", "sky", "jobs", "queue"], "ddp-orch ps"),
+        (["up", "--", "sky", "status"], "ddp-orch ps"),
         (["init", "ssh", "root@10.0.0.1", "-p", "40022"], "ddp-orch init 'ssh root@10.0.0.1 -p 40022'"),
         (["init", "ssh", "root@10.0.0.1", "-p40022"], "ddp-orch init 'ssh root@10.0.0.1 -p40022'"),
         (["up", "--nproc_per_node=2"], "ddp-orch up -- torchrun --nproc_per_node=N SCRIPT"),
@@ -335,9 +345,32 @@ def test_every_slip_of_a_command_leads_to_one_that_is_here(tmp_path: Path) -> No
             assert name in cli.commands, text
 
 
+OF_SKYPILOT = (
+    ["up", "--", "sky", "launch", "-c", "x", "task.yaml"],
+    ["up", "-i", "inventory.yaml", "--", "sky", "jobs", "launch", "task.yaml"],
+    ["up", "--", "sky", "exec", "x", "task.yaml"],
+    ["up", "sky", "launch", "-c", "x", "task.yaml"],
+    ["exec", "task.yaml"],
+    ["queue", "task.yaml"],
+)
+
+
+def test_a_command_line_of_dstack_is_no_program_of_the_hosts(tmp_path: Path) -> None:
+    (tmp_path / "x.yml").write_text("type: task\nnodes: 2\ncommands: [python train.py]\n")
+    (tmp_path / "inventory.yaml").write_text("hosts: [a]\n")
+    assert "run.launcher=dstack" in orch(tmp_path, "up", "--", "dstack", "apply", "-f", "x.yml").stderr
+    (tmp_path / "sky").write_text("")  # a program of the user
+    assert "SkyPilot" not in orch(tmp_path, "up", "--dry-run", "--", "sky", "launch").stderr
+
+
 def test_launch_with_a_task_of_skypilot_says_at_once_what_becomes_of_it(tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text("num_nodes: 3\nenvs: {LR: 1}\nsecrets: [TOK]\nrun: python train.py\n")
-    for argv in (["launch", "-c", "box", "task.yaml"], ["jobs", "launch", "task.yaml"], ["up", "task.yaml"]):
+    for argv in (
+        ["launch", "-c", "box", "task.yaml"],
+        ["jobs", "launch", "task.yaml"],
+        ["up", "task.yaml"],
+        *OF_SKYPILOT,
+    ):
         shown = orch(tmp_path, *argv).stderr
         for word in ("run.launcher=skypilot", "(LR)", "--env-file", "(TOK)", "run.secrets", "--hosts 'any 3'"):
             assert word in shown, (argv, shown)
