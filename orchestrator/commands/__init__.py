@@ -36,6 +36,7 @@ diagnose      `diagnose`
 signals       `signal` and `snapshot`
 kill          `kill`
 restart       `restart`
+restart_options  the options of the run, and those that `restart` adds
 restarting    the command line of `restart` with other options
 revive        `revive`
 drain         `drain`

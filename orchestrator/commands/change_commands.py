@@ -12,6 +12,8 @@ import click
 
 from . import completion, deprecated
 from .options import (
+    ENV,
+    ENV_FILE,
     HOSTS,
     INVENTORY_OF_GIVEN_RUN,
     INVENTORY_OF_RUN,
@@ -64,18 +66,21 @@ def kill(run: str | None, inventory: str | None, hosts: str | None, **options: A
 @click.argument("run", shell_complete=completion.run)
 @click.option("-d", "--detach", is_flag=True, help="Return when the run has started again, and print its id.")
 @click.option("--hosts", metavar="PATTERN", help="Use these hosts, instead of those of `up --hosts`.")
+@ENV
+@ENV_FILE
 @SET
 @INVENTORY_OF_GIVEN_RUN
-def restart(run: str, inventory: str | None, detach: bool, hosts: str | None, settings: tuple[str, ...]) -> None:
+def restart(run: str, inventory: str | None, detach: bool, hosts: str | None, **added: tuple[str, ...]) -> None:
     """Stop RUN, and start it again with the same inventory, arguments and name. If RUN has ended, only start it.
 
     If its script handles run.snapshot_signal, it saves a snapshot before it stops. The new run has the same output
-    folder, so a script that resumes continues. The code is sent again as it is now. Works on the machine that started
-    RUN.
+    folder, so a script that resumes continues. The code is sent again as it is now. -e, --env-file and --set are added
+    to those of RUN, and override them. Works on the machine that started RUN.
     """
     from . import restart as restart_command
+    from .restart_options import Added
 
-    sys.exit(restart_command.restart(run, inventory, detach=detach, hosts=hosts, settings=settings))
+    sys.exit(restart_command.restart(run, inventory, detach=detach, hosts=hosts, added=Added(**added)))
 
 
 @click.command(cls=Command, short_help="send a signal to the ranks of a run")

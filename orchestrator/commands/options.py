@@ -46,6 +46,21 @@ INVENTORY_OF_RUN = _inventory_of_run(
     "the newest run"
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+ENV = click.option(
+    "-e",
+    "--env",
+    "env",
+    multiple=True,
+    metavar="K=V",
+    help="Set an environment variable for the ranks. NAME alone takes its value from here. Can be repeated.",
+)
+ENV_FILE = click.option(
+    "--env-file",
+    type=click.Path(),
+    multiple=True,
+    metavar="FILE",
+    help="Set the variables in FILE: a NAME=VALUE on each line. -e overrides them. Can be repeated.",
+)
 SET = click.option(
     "--set",
     "settings",

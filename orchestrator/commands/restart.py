@@ -28,18 +28,20 @@ from ..runs.out_of_reach import OutOfReach
 from ..ssh.config import by_hand
 from . import code_watch
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
+from .restart_options import Added, combine
 from .up import up
 from .up_options import UpOptions
 
 CODES_OF_SCRIPT = ("script-import-error", "missing-module-on-host", "remote-workdir-missing")
 STOP_WINDOW = 600.0  # s, on top of grace and lease, for a run to save a snapshot and end
 LOOK_EVERY = 0.5  # s
+NOTHING_ADDED = Added()
 
 
 def restart(
-    run_name: str, inventory_path: str | None, *, detach: bool, hosts: str | None = None, settings: Sequence[str] = ()
+    run_name: str, inventory_path: str | None, *, detach: bool, hosts: str | None = None, added: Added = NOTHING_ADDED
 ) -> int:
-    """`hosts`: None: those that the run was started with. `settings`: KEY=VALUE, besides those that it had."""
+    """`hosts`: None: those that the run was started with. `added`: besides the options that it had."""
     console = stderr_console()
     inventory = load_inventory_of_run(inventory_path, None, run_name)
     with contextlib.ExitStack() as stack:
@@ -51,7 +53,7 @@ def restart(
             started = replace(started, inventory=str(Path(inventory_path).resolve()), inventory_changed=False)
         elif started.inventory_changed:
             console.warning(f"{started.inventory} has changed since run {run.run_id} was started; the new one is used")
-        options = replace(options, settings=(*options.settings, *settings))
+        options = combine(options, started.folder, added, Path.cwd())
         options = options if hosts is None else replace(options, hosts=hosts)
         again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..inventory import advice
 from ..output.console import all_but
@@ -12,19 +12,33 @@ ALL_HOSTS = "*"
 
 
 def command_to_restart(
-    run_id: str, *, hosts: str | None, settings: tuple[str, ...], detach: bool, inventory: str, without: Sequence[str]
+    run_id: str,
+    *,
+    hosts: str | None,
+    repeated: Mapping[str, tuple[str, Sequence[str]]],
+    detach: bool,
+    inventory: str,
+    without: Sequence[str],
 ) -> str:
     """The command line that starts this run again, with these values of the options of `up`.
 
-    `inventory`: its path. `without`: hosts to leave out.
+    `repeated`: by field of UpOptions, an option that can be repeated, and its values. `inventory`: its path.
+    `without`: hosts to leave out.
     """
     known = recent.command_of(run_id)
     before = known.options if known else {}
     hosts = (hosts or "") + (all_but(without) if without else "")
-    if settings[: len(had := before.get("settings", ()))] == had:  # `restart` keeps them
-        settings = settings[len(had) :]
     words = ["--detach"] if detach else []
     words += ["--hosts", hosts or ALL_HOSTS] if hosts != (before.get("hosts") or "") else []
-    for setting in settings:
-        words += ["--set", setting]
+    for name, (option, values) in repeated.items():
+        words += [word for value in _added(before.get(name, ()), values) for word in (option, value)]
     return advice.command("restart", run_id, *words, inventory=inventory)
+
+
+def _added(before: Sequence[str], now: Sequence[str]) -> Sequence[str]:
+    """The shortest end of `now` without which it has only values of `before`, in their order: `restart` keeps those."""
+    for start in range(len(now), -1, -1):
+        rest = iter(before)
+        if all(value in rest for value in now[:start]):
+            return now[start:]
+    return now

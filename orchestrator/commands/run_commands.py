@@ -13,6 +13,8 @@ import click
 from ..errors import UsageError
 from . import completion, deprecated
 from .options import (
+    ENV,
+    ENV_FILE,
     HOSTS,
     INVENTORY_OF_GIVEN_RUN,
     INVENTORY_OF_RUN,
@@ -45,21 +47,8 @@ from .options import (
 @click.option(
     "--requeue", is_flag=True, help="Name the run after its job, and queue the job again if the run exits with 75."
 )
-@click.option(
-    "-e",
-    "--env",
-    "env",
-    multiple=True,
-    metavar="K=V",
-    help="Set an environment variable for the ranks. NAME alone takes its value from here. Can be repeated.",
-)
-@click.option(
-    "--env-file",
-    type=click.Path(),
-    multiple=True,
-    metavar="FILE",
-    help="Set the variables in FILE: a NAME=VALUE on each line. -e overrides them. Can be repeated.",
-)
+@ENV
+@ENV_FILE
 @SET
 @click.option("--call", metavar="MODULE:FUNCTION", hidden=True)  # of orchestrator.run: docs/python.md
 def up(**options: Any) -> None:

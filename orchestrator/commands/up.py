@@ -88,7 +88,8 @@ def up(
     watch.begin(snapshot, plan.name)
     for note in (*describe_unused(plan), *losses.note_snapshots(plan), *(snapshot.notes if snapshot else ())):
         console.note(note)
-    warnings = (*losses.warn_of_election(plan), *advise_shell_variables(plan), *advise_secrets(plan))
+    overridden = variables.warn_of_host_values(plan, options.settings)
+    warnings = (*overridden, *losses.warn_of_election(plan), *advise_shell_variables(plan), *advise_secrets(plan))
     for warning in (*warnings, *(snapshot.warnings if snapshot else ())):
         warn_once(warning)
     if options.dry_run:
@@ -293,6 +294,7 @@ def _plan_run(
         command, snapshot = entrypoint.find(inventory, invoked.words)
     else:
         command, snapshot = entrypoint.find_function(inventory, invoked.words, options.call)
+    settings = options.settings if options.continues is None else ()  # `restart` has made its choice
     code = None
     if snapshot is not None:
         code = Code(
@@ -313,7 +315,7 @@ def _plan_run(
         name=options.name or (job.name if job and options.requeue else run_id),
         command=command,
         code=code,
-        env={**invoked.env, **variables.read(inventory, options.env_file, options.env)},
+        env={**invoked.env, **variables.read(inventory, options.env_file, options.env, settings)},
         debug=options.debug,
     )
     if snapshot is not None and options.call is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,15 @@ class UpOptions:
     continues: str | None = None  # the run whose files beside the code this one gets too
     trainer_args: tuple[str, ...] = ()  # for the bundled trainer, after run.args; run.script is ignored
 
+    @property
+    def _repeated(self) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+        """By field: an option that can be repeated, and its values."""
+        return {
+            "env_file": ("--env-file", self.env_file),
+            "env": ("-e", self.env),
+            "settings": ("--set", self.settings),
+        }
+
     def command(
         self, inventory: str, *, without: Sequence[str] = (), name: str | None = None, folder: Path | None = None
     ) -> str:
@@ -58,8 +67,7 @@ class UpOptions:
             "--requeue": self.requeue,
         }
         words = [flag for flag, is_set in flags.items() if is_set]
-        repeated = {"--env-file": self.env_file, "-e": self.env, "--set": self.settings}
-        values = [(option, value) for option, values in repeated.items() for value in values]
+        values = [(option, value) for option, values in self._repeated.values() for value in values]
         for option, value in (("--name", name or self.name), ("--hosts", hosts), ("--call", self.call), *values):
             words += [option, value] if value else []
         words += ("--", *self.script) if self.script else ()
@@ -70,7 +78,7 @@ class UpOptions:
         return command_to_restart(
             run_id,
             hosts=self.hosts,
-            settings=self.settings,
+            repeated=self._repeated,
             detach=self.detach,
             inventory=inventory,
             without=without,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import InventoryError
 from . import schema
@@ -56,6 +56,19 @@ def _advise(names: Sequence[str], value: str) -> str:
         return f"; set {shown(names[0])} in the inventory"
     near = nearest_key(names[-1], list(paths), list(paths)) if names[0] not in SECTIONS else None
     return f"; did you mean {paths[near]}?" if near else ", such as run.grace"
+
+
+def variables(settings: Sequence[str]) -> Mapping[str, str | None]:
+    """The variables of run.env that the settings give to the ranks. None: null, or no single value."""
+    root: Node = apply(Map(Mark(0, 0), ()), settings)
+    for name in ("run", "env"):
+        pairs = root.items if isinstance(root, Map) else ()
+        root = next((node for key, node in pairs if _is(key, name)), Scalar(Mark(0, 0), "", plain=True))
+    return {
+        key.text: node.text if isinstance(node, Scalar) and not node.null else None
+        for key, node in (root.items if isinstance(root, Map) else ())
+        if isinstance(key, Scalar)
+    }
 
 
 def key_at(mark: Mark, settings: Sequence[str]) -> str | None:

@@ -97,6 +97,24 @@ def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: 
 
 
 @pytest.mark.timeout(120)
+def test_what_a_restart_sets_overrides_the_variables_of_up(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1})
+    (code(lab2) / "my.env").write_text("COLOUR=blue\n")
+    run_id = start(lab2, inventory, "--name", "job", "--env-file", "my.env", "--", script(lab2, RESUMES))
+    setting = ("--set", "run.env.COLOUR=red")
+    for words, colour in ((setting, "red"), (setting, "red"), (("-e", "COLOUR=green"), "green")):
+        again = ok(orch(lab2, "restart", "job", "-d", *words, "-i", inventory))
+        assert again.stderr.count(colour) == 1  # in the line with the command
+        run_id = again.stdout.split()[0]
+        wait_until(lambda: len(lines_of(lab2, inventory, run_id, "--grep", "begins")) == 2, 60, "both begin")  # noqa: B023
+        assert all(f":{colour}:" in line["text"] for line in lines_of(lab2, inventory, run_id, "--grep", "begins"))
+    refused = ok(orch(lab2, "restart", "job", "-d", "--set", "run.env={COLOUR: red}", "-i", inventory), 2).stderr
+    assert "-e COLOUR=red" in refused and runs(lab2, inventory)[run_id]["state"] == "running"
+    ok(orch(lab2, "kill", run_id, "--grace", "0", "-i", inventory))
+    assert_clean(lab2)
+
+
+@pytest.mark.timeout(120)
 def test_a_run_of_another_machine_cannot_be_restarted_and_keeps_running(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct", "grace": 1})
     run_id = start(lab2, inventory, "-e", "COLOUR=blue", "--", script(lab2, RESUMES))

@@ -290,6 +290,7 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
         (["up", "--", "sky", "exec", "x", "echo hi"], "ddp-orch exec"),
         (["up", "--", "sky", "jobs", "queue"], "ddp-orch ps"),
         (["up", "--", "sky", "status"], "ddp-orch ps"),
+        (["up", "--dry-run", "-e", "LR=1", "--set", "run.env.LR=2"], "-e LR=2"),
         (["init", "ssh", "root@10.0.0.1", "-p", "40022"], "ddp-orch init 'ssh root@10.0.0.1 -p 40022'"),
         (["init", "ssh", "root@10.0.0.1", "-p40022"], "ddp-orch init 'ssh root@10.0.0.1 -p40022'"),
         (["up", "--nproc_per_node=2"], "ddp-orch up -- torchrun --nproc_per_node=N SCRIPT"),
