@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_relay import part_of
+from fake_relay import A_RUN, part_of
 
 from orchestrator.answers.rejoin import REJOIN, Private, Ticket
+from orchestrator.answers.runs import LIST, RunList
 from orchestrator.commands import add, in_job
 from orchestrator.errors import UsageError
 from orchestrator.hosts.fleet import Fleet, Results, Work
@@ -81,7 +82,9 @@ class HostSession:
     def __init__(self, fleet: Rejoining, host: Host) -> None:
         self._fleet, self._host = fleet, host
 
-    def request(self, operation: Any, _: Any) -> Ticket:
+    def request(self, operation: Any, _: Any) -> Ticket | RunList:
+        if operation is LIST:
+            return RunList((part_of(hosts=list(NODES), nprocs=[1] * len(NODES)),))
         if operation is REJOIN:
             self._fleet.rejoined.append(self._host.name)
         return Ticket(Private({}, "0" * 64, {}))
@@ -107,7 +110,7 @@ def test_only_up_brings_a_host_back_whose_guard_ends_with_the_program(attached: 
     """The other guards end with `up` as well. Those of a run that `logs -f` or `top` follows do not."""
     fleet, warnings, hosts = Rejoining(), list[str](), model.parse(THREE, "i").hosts
     options = {"check": attach.may_revive} if attached else {}
-    reviver = revive.Reviver("run-1", NODES, hosts, fleet, lambda _: None, warnings.append, **options)
+    reviver = revive.Reviver(A_RUN["run_id"], NODES, hosts, fleet, lambda _: None, warnings.append, **options)
     for host in hosts[1:] * 2:
         reviver.revive(host)
     assert set(fleet.rejoined) == ({"b", "c"} if attached else {"b"})
