@@ -76,16 +76,16 @@ def answer(actions: tuple[Action, ...]) -> Answer:
 
 def candidate(log: tuple[Entry, ...] = (A,), voters: int = 3) -> State:
     """Node 1, in the round in which it asks for votes for epoch 2."""
-    state, _ = step(node(1, log, voters), Tick(BEGAN + 2 * LEASE))
+    state, _ = step(node(1, log, voters), Tick(BEGAN + 3 * LEASE))
     for other in range(2, 2 + voters // 2):
-        state, _ = receive(state, other, Answer(1, True, state.round, True), BEGAN + 2 * LEASE)
+        state, _ = receive(state, other, Answer(1, True, state.round, True), BEGAN + 3 * LEASE)
     assert state.role is Role.CANDIDATE
     return state
 
 
 def winner(log: tuple[Entry, ...] = (A,)) -> State:
     state = candidate(log)
-    state, _ = receive(state, 2, Answer(2, False, state.round, True), BEGAN + 2 * LEASE)
+    state, _ = receive(state, 2, Answer(2, False, state.round, True), BEGAN + 3 * LEASE)
     assert state.role is Role.HEAD
     return state
 
@@ -225,7 +225,7 @@ def test_a_candidate_with_an_older_log_gets_no_vote_but_a_copy(log: tuple[Entry,
     assert not answer(actions).granted
     copy = sent(actions)[1]
     assert isinstance(copy, Copy)
-    trying, _ = step(node(1, log), Tick(BEGAN + 2 * LEASE))
+    trying, _ = step(node(1, log), Tick(BEGAN + 3 * LEASE))
     after, written = receive(trying, 2, copy)
     assert after.log == (A, B, C)
     assert written
@@ -235,7 +235,7 @@ def test_a_candidate_with_an_older_log_gets_no_vote_but_a_copy(log: tuple[Entry,
 def test_a_newer_log_is_not_replaced_by_a_copy(log: tuple[Entry, ...]) -> None:
     source = node(2, (A, B))
     copy = Copy(1, 1, 2, 0, "", source.log)
-    trying, _ = step(node(1, log), Tick(BEGAN + 2 * LEASE))
+    trying, _ = step(node(1, log), Tick(BEGAN + 3 * LEASE))
     assert receive(trying, 2, copy) == (trying, ())
 
 
@@ -249,6 +249,18 @@ def test_candidates_try_in_their_order_and_a_witness_never() -> None:
     assert first.campaign_at < second.campaign_at < witness.campaign_at == float("inf")
 
 
+def test_a_node_that_has_just_begun_lets_those_try_first_that_know_why_there_is_no_head() -> None:
+    """From the end of the lease in which it does not vote, each of the others can ask once more."""
+    begun = node(1, voters=4)
+    head = node(0, voters=4)
+    head, _ = receive(head, 1, ack(head, 1, BEGAN - 1), BEGAN - 1)
+    sent_before, _ = receive(begun, 0, beat(head, 1, at=BEGAN), at=LATER)
+    for other in (node(number, voters=4).config for number in (0, 2, 3)):
+        for state in (begun, sent_before):
+            refused_until = state.heard_at + LEASE + other.round_length
+            assert state.due_at > other.next_turn(refused_until) + other.round_length
+
+
 def test_a_node_is_due_when_a_tick_changes_something() -> None:
     follower, head, asking = node(1), node(0), candidate()
     for state in (follower, head, asking):
@@ -259,7 +271,7 @@ def test_a_node_is_due_when_a_tick_changes_something() -> None:
 
 def test_a_majority_of_all_nodes_makes_a_head() -> None:
     state = candidate(voters=5)
-    at = BEGAN + 2 * LEASE
+    at = BEGAN + 3 * LEASE
     state, _ = receive(state, 2, Answer(2, False, state.round, True), at)
     state, _ = receive(state, 2, Answer(2, False, state.round, True), at)
     assert state.role is Role.CANDIDATE
@@ -270,7 +282,7 @@ def test_a_majority_of_all_nodes_makes_a_head() -> None:
 
 def test_answers_of_another_round_do_not_count() -> None:
     state = candidate()
-    state, _ = receive(state, 2, Answer(2, False, state.round - 1, True), BEGAN + 2 * LEASE)
+    state, _ = receive(state, 2, Answer(2, False, state.round - 1, True), BEGAN + 3 * LEASE)
     assert state.role is Role.CANDIDATE
 
 

@@ -50,9 +50,13 @@ Step = Tuple[State, Tuple[Action, ...]]
 
 
 def begin(config: Config, ballot: Ballot, log: Sequence[Entry], boot: str, at: float) -> State:
-    """`ballot` and `log` as they are on disk. It may have heard a head a moment ago, before it was restarted."""
-    voters = config.first_voters
-    state = State(config, boot, ballot, (), ("",), (voters,), heard_at=at, campaign_at=config.first_turn(at))
+    """`ballot` and `log` as they are on disk. It may have heard a head a moment ago, before it was restarted.
+
+    It tries to lead a lease later than others: those that were up all the time know why there is no head, and who was
+    silent. They can win as soon as this node votes.
+    """
+    campaign_at = config.first_turn(at + config.lease)
+    state = State(config, boot, ballot, (), ("",), (config.first_voters,), at, campaign_at, begun_at=at)
     state = write(state, 0, tuple(log))
     return _lead(state, at) if ballot.leads else state
 
@@ -273,7 +277,7 @@ def _on_beat(state: State, sender: int, beat: Beat, at: float) -> Step:
     actions: Tuple[Action, ...] = ()
     if beat.epoch > state.ballot.epoch or state.head != sender:
         state, actions = _adopt(state, beat.epoch, at, sender)
-    state = state._replace(heard_at=at, campaign_at=state.config.first_turn(at))
+    state = state._replace(heard_at=at, campaign_at=_first_turn(state, beat, at))
     state, written = accept(state, beat.length, beat.digest, beat.entries)
     state = state._replace(committed=max(state.committed, min(beat.committed, state.verified)))
     permits: Tuple[Action, ...] = ()
@@ -283,6 +287,13 @@ def _on_beat(state: State, sender: int, beat: Beat, at: float) -> Step:
         permits = (Permit(until, beat.epoch),)
     ack = Ack(beat.epoch, beat.sent, stamp, state.verified)
     return state, (*actions, *written, *permits, Send(sender, ack))
+
+
+def _first_turn(state: State, beat: Beat, at: float) -> float:
+    """A beat that echoes nothing from here may have waited while this node was down: others still try first."""
+    echo, config = beat.echo, state.config
+    hears_us = echo is not None and echo.boot == state.boot and echo.at >= state.begun_at
+    return config.first_turn(at if hears_us else at + config.lease)
 
 
 def permit_until(state: State, beat: Beat, at: float) -> Optional[float]:

@@ -100,6 +100,7 @@ class State(NamedTuple):
     voter_sets: Tuple[FrozenSet[int], ...]  # who votes, after so many entries
     heard_at: float  # the last message of any head, or when this node began
     campaign_at: float  # when to try to become the head
+    begun_at: float
     role: Role = Role.FOLLOWER
     head: Optional[int] = None  # of this epoch, where known
     committed: int = 0  # so many entries are on a majority
