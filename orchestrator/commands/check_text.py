@@ -94,7 +94,8 @@ def _row(report: Report, node: Node) -> host_table.Row:
     role = ", spare" if node.host.spare else ", witness" if node.host.witness else ""
     findings = [finding for finding in report.findings if name in finding.hosts]
     counts = Counter(finding.severity for finding in findings)
-    if name in report.unreachable and not any(finding.code == "remote-env-differs" for finding in findings):
+    answers = any(finding.code in ("remote-env-differs", "disk-full") for finding in findings)
+    if name in report.unreachable and not answers:
         return host_table.Row({}, f"unreachable{role}", "error")
     worst = next((severity for severity in SEVERITIES[:2] if counts[severity]), None)
     state = "ok" if worst is None else number_of(counts[worst], worst)

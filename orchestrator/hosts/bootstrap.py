@@ -68,7 +68,7 @@ if not whole():
     if hashlib.sha256(data).hexdigest() != SHA:
         say("error the node program was damaged during the transfer")
         sys.exit(0)
-    import io, shutil, zipfile
+    import errno, io, shutil, zipfile
     def sync(path):
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
@@ -93,8 +93,9 @@ if not whole():
     shutil.rmtree(aside, True)
     shutil.rmtree(damaged, True)
     if not whole():
-        say("error the node program cannot be %s: %s; free some space there"
-            % (("written to " + base, failed.strerror) if failed else ("read from " + path, "it is damaged")))
+        kind = "full" if failed and failed.errno in (errno.ENOSPC, errno.EDQUOT) else "error"
+        what = ("written to " + base, failed.strerror) if failed else ("read from " + path, "it is damaged")
+        say("%s the node program cannot be %s: %s; free some space there" % ((kind,) + what))
         sys.exit(0)
 say("have")
 # the new process has a readable command line; this encoded text would look like malware to an administrator

@@ -132,6 +132,8 @@ class Session:
                 "set `python` to the absolute path of a newer one",
                 f"{interpreter_of(python)[-1]} --version",
             )
+        if status.startswith("full "):
+            raise Refused("disk-full", f"{self.host}: {status[5:]}")
         if status != "have":
             raise Refused("remote-env-differs", f"{self.host}: {status.removeprefix('error ')}")
         return rest
