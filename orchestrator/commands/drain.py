@@ -12,6 +12,7 @@ from ..answers.fields import UNFINISHED
 from ..answers.runs import LIST
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts.fleet import Fleet
+from ..hosts.session import Refused
 from ..inventory import advice
 from ..inventory.model import Inventory
 from ..output.console import Console, fold
@@ -20,6 +21,7 @@ from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_c
 
 BEYOND_GRACE = 60.0  # s beyond grace and leases for a host to stop its ranks and to end its guard
 LOOK_EVERY = 0.5  # s
+RESIGNS = 3  # leases in which a head without a majority resigns, and the hosts find out who is silent
 ELECTION = 6.0  # s beyond a lease from the last message of a head to the first attempt of the next one
 
 
@@ -38,7 +40,13 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         if head not in hosts or head in lookup.listing.failed:
             raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
         arguments = {"run_id": run.run_id, "node": node, "by": whoami()}
-        answer = fleet.session(hosts[head]).request(DRAIN, arguments)
+        try:
+            answer = fleet.session(hosts[head]).request(DRAIN, arguments)
+        except Refused as error:
+            if error.code != "no-majority":
+                raise
+            console.step("no majority of the hosts seems to answer; asking which hosts are silent")
+            raise _explain(error, run, host_name, about, fleet, inventory) from error
         if not answer.accepted:
             silent = [name for name in run.all_nodes if name in {*run.without_guard, *lookup.listing.failed}]
             raise UsageError(refusal(run, host_name, silent, about, elects=answer.elects))
@@ -53,6 +61,21 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         f"{host_name} has not left run {run.run_id} yet. It does as soon as the head and enough other hosts answer; to "
         f"look at them: {about.command('describe')}"
     )
+
+
+def _explain(
+    error: Refused, run: registry.Run, host_name: str, about: advice.AboutRun, fleet: Fleet, inventory: Inventory
+) -> OrchError:
+    """Say what helps, once the hosts know for whom they wait: the head resigns first."""
+    enough = partial(_have_answered, host_name, run.run_id, str(inventory.path))
+    deadline = time.monotonic() + RESIGNS * run.lease
+    while time.monotonic() < deadline:
+        listing = registry.Search(fleet, inventory.machines, run_name=run.run_id).wait(enough)
+        now = choice.choose(listing, run.run_id, str(inventory.path))
+        if why := waiting.describe_no_majority(now, about):
+            return UnreachableError(f"{error}. {why[0].upper()}{why[1:]}")
+        time.sleep(LOOK_EVERY)
+    return error
 
 
 def _have_answered(host_name: str, run_name: str | None, path: str, listing: registry.Listing) -> bool:
@@ -102,6 +125,8 @@ def refusal(run: registry.Run, host: str, silent: Sequence[str], about: advice.A
         )
     elif host in silent:
         why += f"it has no spare and not enough other hosts. Start {host} again, then take it back with `{revive}`."
+    elif unfit := waiting.describe_unfit(run, about):
+        why += unfit
     elif run.state == "waiting":
         why += f"it waits for hosts that it lost. Bring them back with `{revive}`."
     else:

@@ -89,15 +89,34 @@ def describe_briefly(waits: Waits) -> str:
     return f"waiting for {fold(waits.hosts)} until {whole_seconds(rfc3339(waits.until))[DATE:]}"
 
 
+def describe_unfit(run: Run, about: AboutRun) -> str:
+    """The problems of the hosts that the run waits for, and what helps. "" if it waits for a host without one."""
+    unfit = _awaited_unfit(run)
+    if not unfit:
+        return ""
+    restart = about.command("restart", "--hosts", f"!{fold(unfit)}")
+    return (
+        f"it waits for {fold(unfit)}, not used because of {_codes(unfit)}. If you fix that in time, the run continues "
+        f"by itself. Or start it again without {fold(unfit)}: `{restart}`."
+    )
+
+
+def _awaited_unfit(run: Run) -> Mapping[str, Sequence[str]]:
+    """The problems of the hosts that the run waits for, if each of them has some."""
+    hosts = run.waits.hosts if run.waits else ()
+    unfit = {host: codes for host, codes in run.unfit.items() if host in hosts}
+    return unfit if len(unfit) == len(hosts) else {}
+
+
+def _codes(unfit: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(sorted({code for codes in unfit.values() for code in codes}))
+
+
 def advise(run: Run, about: AboutRun) -> str:
     """What ends the wait, as a sentence."""
     if why := describe_no_majority(run, about):
         return why[0].upper() + why[1:]
-    hosts = run.waits.hosts if run.waits else ()
-    unfit = {host: codes for host, codes in run.unfit.items() if host in hosts}
-    if not hosts or len(unfit) < len(hosts):
+    unfit = _awaited_unfit(run)
+    if not unfit:
         return f"If a host was rebooted: {about.command('revive')}"
-    codes = sorted({code for codes in unfit.values() for code in codes})
-    return (
-        f"Not used: {fold(unfit)}, because of {', '.join(codes)}. If you fix that in time, the run continues by itself"
-    )
+    return f"Not used: {fold(unfit)}, because of {_codes(unfit)}. If you fix that in time, the run continues by itself"

@@ -36,6 +36,16 @@ def test_what_helps_is_possible_and_not_what_was_just_refused(
     assert "ddp-orch kill exp" in said
 
 
+def test_what_helps_while_the_run_waits_for_hosts_with_a_problem() -> None:
+    known = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 3, "ranks": 3, "state": "waiting"}
+    waits = {"waits": {"hosts": ["c"], "until": 2.0, "no_majority": False}, "unfit": {"c": ["disk-full"]}}
+    parts = {name: part_of(**known, **waits, node=node, host=name) for node, name in enumerate("abc")}
+    run = Run("20260101-120000-0001", "exp", "waiting", 1, "", parts)
+    said = drain.refusal(run, "b", [], AboutRun("exp", "inventory.yaml"), elects=True)
+    assert all(word in said for word in ("disk-full", "fix", "restart", "'!c'", "kill")), said
+    assert "revive" not in said
+
+
 @pytest.mark.parametrize(("epoch", "answer", "drained"), [(1, "ac", "b"), (1, "abc", None), (0, "ac", None)])
 def test_a_lost_host_is_to_be_drained_when_another_is_added_if_it_counts_for_elections(
     epoch: int, answer: str, drained: str | None
