@@ -43,7 +43,8 @@ def check_chosen(network: Network, facts: Mapping[str, Facts], chosen: str | Non
     """Whether the hosts still share the network that an earlier `check` chose. `chosen`: address of the head in it."""
     known = [each for each in facts[network.head].interfaces if each.address == chosen]
     hosts = network.not_reached.get(str(chosen), ())
-    if not known or not network.addresses or not (hosts or chosen not in network.head_addresses):
+    is_lost = bool(hosts) or chosen not in network.head_addresses
+    if not known or not is_lost or network.addresses.get(network.head, chosen) == chosen:
         return ()
     findings = Findings()
     used = network.interfaces[network.head]

@@ -77,6 +77,21 @@ def test_a_head_whose_network_of_the_ranks_is_cut_gives_up_the_lead(lab3: Lab) -
     assert re.search(r"first failure: node-0: .* at 10\.78\.0\.1\b", run.output)
 
 
+def test_a_host_that_is_cut_off_is_not_healthy_for_another_head_either(lab3: Lab) -> None:
+    """The old head has lost its power, and the others do not reach it: only a try shows which of both is cut off."""
+    with trial(lab3, with_gloo_on_the_data_network(lab3, max_restarts=5, nnodes="2:3"), GLOO, "700", "0.05") as run:
+        run.wait_for("rank 2 step 20 ")
+        lab3.hosts[2].cut("cluster")
+        run.wait_for("rank 1 step 20 ", times=2)
+        lab3.hosts[0].crash()
+        run.wait_for("[nccl-wrong-nic]", times=2)
+        assert "attempt 3 on" not in run.output and "node-2 is healthy again" not in run.output
+        lab3.hosts[2].heal("cluster")
+        run.wait_for("rank 1 step 20 ", times=3)
+        assert "attempt 3 on node-1, node-2" in run.output
+        run.assert_ended(0, "succeeded", within=300, attempt=3)
+
+
 def test_a_short_cut_of_the_network_of_the_ranks_ends_nothing(lab3: Lab) -> None:
     """gloo waits, as TCP does."""
     with trial(lab3, with_gloo_on_the_data_network(lab3, max_restarts=3), GLOO, "200", "0.05") as run:

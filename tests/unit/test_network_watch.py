@@ -136,11 +136,12 @@ def test_a_node_does_not_miss_a_head_that_another_one_has_replaced(monkeypatch: 
     look_until_tried(network, 1)
     assert network.problem() is not None
     network.leave_head()
-    assert network.problem() is None
+    assert network.problem() is None and not network.is_known
     look_until_tried(network, 1)
-    assert network.problem() is not None
-    network.look(None, ["127.0.0.9"], 1)  # its addresses have changed
-    assert network.problem() is None
+    assert network.problem() is not None and network.is_known
+    network.leave_head()
+    network.look(None, ["127.0.0.9"], 1)  # there is no way to this head that is known
+    assert network.problem() is None and network.is_known
 
 
 def test_a_node_that_is_alone_has_no_network_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:

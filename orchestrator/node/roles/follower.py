@@ -53,6 +53,7 @@ class WorkerLink(ClusterLink):
         self._ended = False
         self._node_rank: Optional[int] = None  # in the newest attempt
         self._saved = saved_line.Watch(recorder.folder)
+        self._checked: Optional[Tuple[int, List[Dict[str, str]]]] = None  # a health check that is not answered yet
         self._rank_network = transport.rank_network
         self._rank_network.leave_head()  # this node may have been the head
         self._show(None)  # without that of our predecessor
@@ -210,8 +211,22 @@ class WorkerLink(ClusterLink):
         return [] if address is None else [address]
 
     def on_checked(self, attempt: int, problems: List[Dict[str, str]]) -> None:
+        self._checked = attempt, problems
+        self._answer_check()
+
+    def _answer_check(self) -> None:
+        """As soon as it is known whether the network of the ranks reaches this head."""
+        self._look_at_rank_network(at_once=True)
+        if self._checked is None or not self._rank_network.is_known:
+            return
+        attempt, problems = self._checked
+        self._checked = None
         cut = self._rank_network.problem()
         self._send({"checked": {"attempt": attempt, "problems": problems + ([cut] if cut else [])}})
+
+    def _look_at_rank_network(self, *, at_once: bool = False) -> None:
+        link = self._link if self._link is not None and self._link.ready else None
+        self._rank_network.look(link, *self._endpoint(), at_once=at_once)
 
     def on_status(self, status: Dict[str, Any]) -> None:
         self._send(dict(self._dated(), status=status))
@@ -251,7 +266,9 @@ class WorkerLink(ClusterLink):
                 self._close(link)
         if self._link is None and now >= self._redial_at:
             self._link = self._dial()
-        self._rank_network.look(self._link if self._link and self._link.ready else None, *self._endpoint())
+        self._look_at_rank_network()
+        if self._checked is not None:
+            self._answer_check()
         if now >= self._beat_at:
             self._beat_at = now + beat(self._lease)
             self._beat(now - self._link.heard_at if self._link is not None else 0.0)

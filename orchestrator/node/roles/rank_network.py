@@ -16,6 +16,7 @@ from ..recorder.health_check import named_interfaces
 
 CODE = "nccl-wrong-nic"  # of a host that is cut off there
 WINDOW = 3.0  # s for a connection
+AT_ONCE = 0.02  # s to wait for it at first: in a network of hosts it takes less
 LEAST = 2 * WINDOW  # s: a shorter cut may be packets that were lost
 INTERVAL = 5.0  # s between two tries while the network works, and the link does not use it
 LOOKS = 0.9  # s between two looks: it is called after every line of output, too
@@ -38,6 +39,7 @@ class RankNetwork:
         self._works_at = self._looks_at = 0.0
         self._is_cut = False  # the last try has failed
         self._is_presumed = False  # to be cut, until a try shows that it works
+        self._is_open = False  # the last head was not reached, and no try has shown yet whether this one is
         self._probe: Optional[socket.socket] = None
         self._tries_at = 0.0  # when the next try begins; while it lasts: when it began
 
@@ -48,7 +50,8 @@ class RankNetwork:
             self.leave_head()
 
     def leave_head(self) -> None:
-        """Another node may be the head."""
+        """Another node may be the head. If this one did not reach the last, a try shows which of both was cut off."""
+        self._is_open = self._is_open or self.cut() is not None
         self._to, self._path = (), None
         self._end_try(False)
 
@@ -56,13 +59,18 @@ class RankNetwork:
         """No other node reached this one there while it was the head."""
         self._is_presumed = True
 
-    def look(self, link: Optional[Link], head_addresses: Sequence[str], port: int) -> None:
+    @property
+    def is_known(self) -> bool:
+        """Whether `problem` can tell."""
+        return not self._is_open
+
+    def look(self, link: Optional[Link], head_addresses: Sequence[str], port: int, *, at_once: bool = False) -> None:
         """`link`: to the head, if there is one that is ready. `head_addresses`, `port`: where the head listens.
 
         Another head has other addresses.
         """
         now = time.monotonic()
-        if now < self._looks_at:
+        if now < self._looks_at and not at_once:
             return
         self._looks_at = now + LOOKS
         if self._run is None:
@@ -70,13 +78,17 @@ class RankNetwork:
         if tuple(head_addresses) != self._to:
             self._to = tuple(head_addresses)
             self._path = _path_of(self._spec, self._run, head_addresses)
-            self._works_at, self._tries_at = now, now + INTERVAL
+            if self._is_open:
+                self._tries_at = now
+            else:
+                self._works_at, self._tries_at = now, now + INTERVAL
             self._end_try(False)
         if self._path is None:
+            self._is_open = False
             return
         if link is not None and now - link.heard_at < LINK_IS_HEARD and link.ends() == self._path:
             self._works_at = link.heard_at
-            self._is_presumed = False
+            self._is_presumed = self._is_open = False
             self._end_try(False)
         elif self._probe is not None:
             self._hear(self._probe, now)
@@ -113,16 +125,19 @@ class RankNetwork:
             error = errno.ENETUNREACH
         if error != errno.EINPROGRESS:
             self._conclude(error, now)
+        else:
+            self._hear(probe, now, AT_ONCE)
 
-    def _hear(self, probe: socket.socket, now: float) -> None:
+    def _hear(self, probe: socket.socket, now: float, wait: float = 0.0) -> None:
         poll = select.poll()
         poll.register(probe, select.POLLOUT)
-        if poll.poll(0):
+        if poll.poll(1000 * wait):
             self._conclude(probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), now)
         elif now - self._tries_at > WINDOW:
             self._conclude(errno.ETIMEDOUT, now)
 
     def _conclude(self, error: int, now: float) -> None:
+        self._is_open = False
         works = error in (0, errno.ECONNREFUSED)  # nobody may listen there
         self._end_try(not works)
         if works:
