@@ -7,12 +7,13 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from ..answers.drain import DRAIN
+from ..answers.drain import DRAIN, DrainAnswer
 from ..answers.fields import UNFINISHED
+from ..answers.operation import Arguments
 from ..answers.runs import LIST
 from ..errors import OrchError, UnreachableError, UsageError
 from ..hosts.fleet import Fleet
-from ..hosts.session import Refused
+from ..hosts.session import Refused, Session
 from ..inventory import advice
 from ..inventory.model import Inventory
 from ..output.console import Console, fold
@@ -21,6 +22,7 @@ from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_c
 
 BEYOND_GRACE = 60.0  # s beyond grace and leases for a host to stop its ranks and to end its guard
 LOOK_EVERY = 0.5  # s
+STARTS = 60.0  # s for the first attempt to begin, which may wait for outputs to be copied
 RESIGNS = 3  # leases in which a head without a majority resigns, and the hosts find out who is silent
 ELECTION = 6.0  # s beyond a lease from the last message of a head to the first attempt of the next one
 
@@ -41,7 +43,7 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
             raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
         arguments = {"run_id": run.run_id, "node": node, "by": whoami()}
         try:
-            answer = fleet.session(hosts[head]).request(DRAIN, arguments)
+            answer = _request(fleet.session(hosts[head]), arguments)
         except Refused as error:
             if error.code != "no-majority":
                 raise
@@ -61,6 +63,20 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         f"{host_name} has not left run {run.run_id} yet. It does as soon as the head and enough other hosts answer; to "
         f"look at them: {about.command('describe')}"
     )
+
+
+def _request(session: Session, arguments: Arguments) -> DrainAnswer:
+    """Ask again while the run is starting: it refuses everything until its first attempt has begun."""
+    run_id, deadline = arguments["run_id"], time.monotonic() + STARTS
+    while True:
+        parts = session.request(LIST, {"members": False}).runs
+        is_starting = any(part.run_id == run_id and part.state == "starting" for part in parts)
+        answer = session.request(DRAIN, arguments)
+        if answer.accepted or not is_starting:
+            return answer
+        if time.monotonic() > deadline:
+            raise UsageError(f"run {run_id} is still starting; drain the host when its ranks run")
+        time.sleep(LOOK_EVERY)
 
 
 def _explain(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from fake_relay import part_of
+from typing import Any
 
+import pytest
+from fake_relay import A_RUN, part_of
+
+from orchestrator.answers.drain import DrainAnswer
+from orchestrator.answers.operation import Arguments, Operation
+from orchestrator.answers.runs import LIST, RunList
 from orchestrator.commands import drain
 from orchestrator.inventory.advice import AboutRun
 from orchestrator.inventory.model import parse
@@ -44,6 +49,26 @@ def test_what_helps_while_the_run_waits_for_hosts_with_a_problem() -> None:
     said = drain.refusal(run, "b", [], AboutRun("exp", "inventory.yaml"), elects=True)
     assert all(word in said for word in ("disk-full", "fix", "restart", "'!c'", "kill")), said
     assert "revive" not in said
+
+
+class Starting:
+    """A host whose run refuses requests until it was asked twice."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def request(self, operation: Operation[Any], arguments: Arguments) -> Any:
+        if operation is LIST:
+            known = {"hosts": ["a"], "nprocs": [1], "team": 1, "ranks": 1, "node": 0, "host": "a"}
+            return RunList((part_of(**known, state="running" if self.asked > 1 else "starting"),))
+        self.asked += 1
+        return DrainAnswer(accepted=self.asked > 2, elects=True)
+
+
+def test_a_run_that_is_just_starting_is_asked_again() -> None:
+    host = Starting()
+    assert drain._request(host, {"run_id": A_RUN["run_id"]}).accepted  # type: ignore[arg-type]
+    assert host.asked == 3
 
 
 @pytest.mark.parametrize(("epoch", "answer", "drained"), [(1, "ac", "b"), (1, "abc", None), (0, "ac", None)])

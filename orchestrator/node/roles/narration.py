@@ -79,7 +79,7 @@ def after_loss(state: State) -> str:
         facts.append("%d of %d hosts are left" % (left, len(members)))
     present = sum(_answers(state, number) for number in voters)
     if state.elects and len(voters) > 1 and 2 * (present - 1) <= len(voters):
-        facts.append("without one more, there is no majority, and the run waits")
+        facts.append("if one more is lost, there is no majority, and the run will wait")
     return ", ".join(facts)
 
 
