@@ -57,6 +57,8 @@ def restart(
         options = options if hosts is None else replace(options, hosts=hosts)
         again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
 
+        where = "" if Path(started.folder) == Path.cwd() else f" in {started.folder}"
+
         def stop(plan: Plan, snapshot: Snapshot | None, context: LaunchContext) -> None:
             """Called when the new run is planned, so that a mistake in its command does not end the old one."""
             of_run = [host for host in inventory.machines if host.name in run.parts]
@@ -83,7 +85,7 @@ def restart(
             elif run.broken or run.rejoining:
                 _kill(run, of_run, fleet)
             stack.close()  # the connections
-            console.step(f"starting it again: {hide_credentials(again.command(started.inventory))}")
+            console.step(f"starting it again{where}: {hide_credentials(again.command(started.inventory))}")
 
         os.chdir(started.folder)
         return code_watch.watch(again, stop) if again.watch else up(again, before_start=stop)
