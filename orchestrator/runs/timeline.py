@@ -260,7 +260,10 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 kind, what = "failure", f"{host(gone.node)} was lost: the other hosts received nothing from it"
             case recorded.NodeEvent("Restarted", restarted):
                 lost.add(restarted.node)
-                kind, what = "failure", f"{host(restarted.node)} was restarted"
+                what = f"{host(restarted.node)} was restarted"
+                if restarted.node == head:  # nobody has written down what happened meanwhile
+                    what = f"{host(head)}, the head, was restarted; the run waited for it until now"
+                kind = "failure"
             case recorded.Drain(fields=drained):
                 kind, what = "request", f"{host(drained.node)} leaves the run: requested by {drained.by}"
                 leaving.add(drained.node)

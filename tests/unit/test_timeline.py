@@ -156,6 +156,7 @@ FAILURE = {"host": "c", "node": 2, "rank": 2, "what": "rank 2: exit code 1", "sa
         (event("NoMajority", 1010.0, silent=[1, 2]), "a: no"),
         (event("Lost", 1010.0, node=2), "c: host lost"),
         (event("Restarted", 1010.0, node=2), "c: the host"),
+        (event("Restarted", 1010.0, node=0), "a: the host"),
         (event("Failed", 1010.0, node=2, attempt=1, failure=FAILURE), "c: rank 2"),
         (event("Stalled", 1010.0, quiet=60.0), "no rank printed"),
         (event("Drain", 1010.0, node=2, by="ann"), None),
@@ -190,3 +191,10 @@ def test_the_end_says_why_no_attempt_followed() -> None:
     )
     run = Run("R", "mine", "failed", 1, "1970-01-01T00:16:40Z", {"a": part_of(**TEAM, **ended, host="a")})
     assert timeline.history(run, known)[-1].what.endswith(verdict["no_restart_reason"])
+
+
+def test_a_wait_for_the_head_is_told_when_it_is_back() -> None:
+    for node, waited in ((0, True), (2, False)):
+        restarted = event("Restarted", 1060.0, node=node)
+        last = timeline.entries(events_of(*started(1000.0), restarted), HOSTS)[-1]
+        assert ("waited" in last.what) is waited
