@@ -19,14 +19,17 @@ MOST_LATER = 3  # lines that a rank that hangs may print after its traceback, as
 
 
 def diagnose_unfinished(lines: Sequence[LogLine], ranks: Mapping[int, str], finished: Collection[int]) -> Diagnosis:
-    """The exceptions after which a rank has printed nothing more. `lines`: of the attempt that runs; `ranks`: their
-    hosts; `finished`: ranks that ended with exit code 0.
+    """The exceptions after which a rank has printed nothing more, and a host that is cut off on the ranks' network.
+
+    `lines`: of the attempt that runs; `ranks`: their hosts; `finished`: ranks that ended with exit code 0.
     """
     record = RunRecord(ranks=ranks)
-    scene = build_scene(recorder_lines.split_off(lines)[0], record)
+    others, own = recorder_lines.split_off(lines)
+    scene = build_scene(others, record)
     hanging = {exception.line.rank for exception in scene.exceptions if _is_last(exception, scene)}
     hanging -= {None, *finished}
-    if not hanging:
+    cut = recorder_lines.find_cut_ranks(own)
+    if not hanging and cut is None:
         return Diagnosis((), ())
     diagnosis = diagnose(lines, record)
     findings = tuple(
@@ -37,7 +40,7 @@ def diagnose_unfinished(lines: Sequence[LogLine], ranks: Mapping[int, str], fini
             message=f"The run is still running. {finding.message}",
         )
         for finding in diagnosis.findings
-        if finding.rank in hanging
+        if finding.rank in hanging or (cut is not None and finding.code == "host-lost" and cut[0] in finding.hosts)
     )
     return replace(diagnosis, findings=findings, is_running=True) if findings else Diagnosis((), ())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from fake_relay import A_RUN, Dialer, Relay, part_of
 from orchestrator.answers.decode import decode
 from orchestrator.answers.evidence import Evidence
 from orchestrator.answers.runs import Verdict
+from orchestrator.diagnosis.transcript import LogLine
+from orchestrator.diagnosis.unfinished import diagnose_unfinished
 from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
 from orchestrator.inventory.model import parse
@@ -261,3 +264,16 @@ def test_ranks_that_hang_at_the_moment_are_explained_by_their_network_unless_it_
     found = earlier([*STEPS, cut])
     assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-2",), "medium")
     assert earlier([*STEPS, cut, back]).code != "host-lost"
+
+
+def test_a_running_run_is_told_which_host_is_cut_off_on_the_network_of_its_ranks() -> None:
+    cut, back = UNREACHED, "ddp-orch: node-2 reaches node-0 at 10.78.0.1 again"
+
+    def found(*texts: str) -> list[tuple[str, tuple[str, ...], str]]:
+        lines = [LogLine(number, "node-0", "node-0", None, float(number), text) for number, text in enumerate(texts)]
+        lines = [replace(line, agent=True) for line in lines]
+        diagnosis = diagnose_unfinished(lines, {0: "node-0", 1: "node-1", 2: "node-2"}, ())
+        return [(each.code, each.hosts, each.severity) for each in diagnosis.findings]
+
+    assert found(ATTEMPT, cut) == [("host-lost", ("node-2",), "warning")]
+    assert found(ATTEMPT, cut, back) == [] and found(ATTEMPT) == []
