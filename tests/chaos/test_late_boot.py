@@ -50,3 +50,19 @@ def test_a_host_that_boots_when_its_run_was_stopped_raises_no_alarm(lab3: Lab, h
     assert end_of(lab3, inventory, run_id) == end and runs(lab3, inventory)[run_id]["state"] == "killed"
     assert news(lab3) == ["waiting", "killed"]
     ok(orch(lab3, "kill", run_id, "-i", inventory))
+
+
+def test_a_run_that_is_stopped_while_its_head_leaves_tells_of_its_end(lab3: Lab) -> None:
+    """Between two heads, one of the others does."""
+    inventory = lab3.inventory(
+        run={"launcher": "direct", "max_restarts": 3, "nnodes": "2:3"}, notify={"command": "cat >> ~/news"}
+    )
+    run_id = start(lab3, inventory, "--", script(lab3, WAITS))
+    wait_for_state(lab3, inventory, run_id, "running")
+    drain = lab3.popen(["ddp-orch", "drain", "-i", str(inventory), run_id, "node-0"], cwd=lab3.controller_home)
+    wait_until(lambda: "elect another head now" in orch(lab3, "logs", run_id, "-i", inventory).stdout, 60, "it leaves")
+    ok(orch(lab3, "kill", run_id, "-i", inventory))
+    drain.wait(60)
+    wait_until(lambda: "killed" in news(lab3), 30, "a host tells of the end")
+    assert news(lab3).count("killed") == 1
+    assert_clean(lab3, run_id)

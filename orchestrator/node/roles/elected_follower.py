@@ -226,6 +226,12 @@ class ElectedFollower(WorkerLink):
         left = self._voter.state.voters.difference(missing)
         return min(left, default=None) == self._spec["node"] and not self._is_stranger
 
+    def _tells_of_stop(self) -> bool:
+        """Between the head that has left the lead and the next one, nobody else does."""
+        gang = self._committed()
+        others = self._voter.state.voters.difference({gang.head})
+        return gang.hands_over and min(others, default=None) == self._spec["node"]
+
     @property
     def _is_stranger(self) -> bool:
         """Whether this host was booted, and has had no head since: the run may have been stopped meanwhile."""

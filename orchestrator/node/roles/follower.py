@@ -372,7 +372,8 @@ class WorkerLink(ClusterLink):
             "stopped_by": by,
             "attempt": status["attempt"],
         }
-        if by and self._has_told:
+        if by and (self._has_told or self._tells_of_stop()):
+            self._recorder.say("the run was stopped: requested by %s" % by)
             self._notify("killed", None)
         else:
             self._tell_for_the_head("lost")
@@ -391,6 +392,10 @@ class WorkerLink(ClusterLink):
     def _tells(self) -> bool:
         """Only node rank 1 does: the others have no links to agree by (ADR 0004)."""
         return self._node_rank == 1
+
+    def _tells_of_stop(self) -> bool:
+        """Whether this node tells that the run was stopped, though it has told nothing before."""
+        return False
 
     def _tell_for_the_head(self, label: str) -> None:
         """Notify in place of the head."""
