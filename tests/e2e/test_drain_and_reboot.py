@@ -105,7 +105,7 @@ def test_all_commands_say_for_which_host_a_run_waits(lab2: Lab) -> None:
     shown = orch(lab2, "ps", "-i", inventory).stderr + orch(lab2, "describe", run_id).stdout
     shown += orch(lab2, "diagnose", run_id).stderr
     shown += orch(lab2, "wait", run_id, "--timeout", "3s").stderr
-    shown += lab2.run(["timeout", "5", "ddp-orch", "logs", "-f", run_id], cwd=code(lab2)).stderr
+    shown += lab2.run(["timeout", "12", "ddp-orch", "logs", "-f", run_id], cwd=code(lab2)).stderr
     assert shown.count(f"{waits['until'][:19]}Z") == 6, shown  # twice in describe
     lab2.hosts[1].boot()
     ok(orch(lab2, "kill", run_id, "--grace", "0"))
