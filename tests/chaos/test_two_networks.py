@@ -37,7 +37,7 @@ def with_all_on_the_data_network(lab: Lab, **run: object) -> Path:
         (with_gloo_on_the_data_network, False),
         (with_gloo_on_the_data_network, True),
         (with_all_on_the_data_network, False),
-        pytest.param(with_all_on_the_data_network, True, marks=pytest.mark.short),
+        (with_all_on_the_data_network, True),
     ],
 )
 def test_a_cut_of_the_network_of_the_ranks_ends_the_attempt(
