@@ -108,15 +108,20 @@ os.fsync, os.rename = watched_fsync, watched_rename
 """
 
 
-def test_the_node_program_is_on_the_disk_before_it_has_its_name(tmp_path: Path) -> None:
+def run_stub(tmp_path: Path, changed: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the stub after lines that change what it calls."""
     head = f"NONCE, SHA, SIZE, SOURCES = 'n0nce', {PROGRAM.sha256!r}, {len(PROGRAM.data)}, {PROGRAM.sources}\n"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", head + WATCHED + STUB],
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", head + changed + STUB],
         input=PROGRAM.data,
         env={"DDP_ORCH_STATE_DIR": str(tmp_path / "state")},
         capture_output=True,
         timeout=60,
     )
+
+
+def test_the_node_program_is_on_the_disk_before_it_has_its_name(tmp_path: Path) -> None:
+    done = run_stub(tmp_path, WATCHED)
     count, _, missing = done.stderr.decode().splitlines()[0].partition(" files; not synced: ")
     assert int(count) > 40 and missing == "[]"
 
@@ -130,12 +135,5 @@ os.fsync = full
 
 
 def test_a_full_disk_is_told_apart_from_other_errors(tmp_path: Path) -> None:
-    head = f"NONCE, SHA, SIZE, SOURCES = 'n0nce', {PROGRAM.sha256!r}, {len(PROGRAM.data)}, {PROGRAM.sources}\n"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", head + FULL + STUB],
-        input=PROGRAM.data,
-        env={"DDP_ORCH_STATE_DIR": str(tmp_path / "state")},
-        capture_output=True,
-        timeout=60,
-    )
+    done = run_stub(tmp_path, FULL)
     assert done.stdout.splitlines()[-1].split()[:2] == [MARKER.strip(), b"full"]

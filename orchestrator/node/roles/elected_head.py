@@ -171,7 +171,7 @@ class ElectedHead(HeadLink):
         super()._decide()
         self._update_voters(now)
         committed = self._entries.committed
-        is_cut_off = self._networks.cuts_off_head(committed)
+        is_cut_off = self._networks.cuts_off_head(committed) and len(self._voter.state.voters) > 1
         if committed.head == self._here and (drain.can_resign(committed) or is_cut_off):
             if is_cut_off:
                 self._transport.rank_network.presume_cut()
