@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 from e2e.driver import ok, orch
 from lab.lab import Lab
+from lab.waiting import wait_until
 
 from .trial import FOR_EVER, GLOO, trial
+
+TELL = {"command": "cat >> ~/news.jsonl"}  # in the home directory of the head
 
 
 def with_gloo_on_the_data_network(lab: Lab, **run: object) -> Path:
@@ -19,12 +23,12 @@ def with_gloo_on_the_data_network(lab: Lab, **run: object) -> Path:
         {"name": host.name, "address": host.address, "env": {"GLOO_SOCKET_IFNAME": host.links["cluster"].interface}}
         for host in lab.hosts
     ]
-    return lab.inventory(hosts=hosts, run=run)
+    return lab.inventory(hosts=hosts, run=run, notify=TELL)
 
 
 def with_all_on_the_data_network(lab: Lab, **run: object) -> Path:
     """`check` has measured that it is faster. The link may change to the other one."""
-    inventory = lab.inventory(run=run)
+    inventory = lab.inventory(run=run, notify=TELL)
     for host in lab.hosts:
         host.rate("50mbit", "ssh")
     ok(orch(lab, "check", "-i", inventory))
@@ -54,6 +58,10 @@ def test_a_cut_of_the_network_of_the_ranks_ends_the_attempt(
         run.wait_for("node-2 is healthy again")
         run.assert_ended(0, "succeeded", within=200, attempt=2)
     assert re.search(r"first failure: node-2: .* node-0 at 10\.78\.0\.1\b", run.output)
+    wait_until(lambda: "succeeded" in lab3.hosts[0].sh("cat ~/news.jsonl").stdout, 20, "the end is told")
+    news = [json.loads(line) for line in lab3.hosts[0].sh("cat ~/news.jsonl").stdout.splitlines()]
+    assert [each["state"] for each in news] == ["waiting", "restarting", "succeeded"]
+    assert "node-2 to be" in news[0]["text"]
     diagnosed = ok(orch(lab3, "diagnose", run.run_id, "-i", inventory)).stdout
     assert re.search(r"host-lost, node-2\b", diagnosed) and "10.78.0.1" in diagnosed
 

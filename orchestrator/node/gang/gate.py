@@ -65,13 +65,10 @@ def describe(found: Tuple[Dict[str, str], ...]) -> str:
     return ", ".join("%s [%s]" % (problem["text"], problem["code"]) for problem in found)
 
 
-def unfit_hosts(state: State) -> List[str]:
-    """Hosts of the team that the run waits for because of a problem, with the problem."""
-    return [
-        "%s: %s" % (state.nodes[number].host, describe(problems(state, number)))
-        for number in state.team
-        if is_unfit(state, number)
-    ]
+def unfit_hosts(state: State) -> Dict[str, str]:
+    """What is wrong with the hosts of the team that have to be healthy again before they are used."""
+    unfit = [number for number in state.team if is_unfit(state, number)]
+    return {state.nodes[number].host: describe(problems(state, number)) for number in unfit}
 
 
 def unfit(state: State) -> Dict[str, List[str]]:
@@ -86,7 +83,7 @@ def unfit(state: State) -> Dict[str, List[str]]:
 
 def why_not_ready(state: State) -> str:
     """Why the run has waited in vain."""
-    unfit = unfit_hosts(state)
+    unfit = ["%s: %s" % each for each in unfit_hosts(state).items()]
     if unfit:
         return "%s, for %d s" % ("; ".join(unfit), state.rejoin_timeout)
     return "%s did not come back within %d s" % (", ".join(missing(state)), state.rejoin_timeout)

@@ -33,7 +33,7 @@ WORDS = {
     "stopped": "was stopped, to be resumed",
     "killed": "was stopped",
     "lost": "was lost",
-    "waiting": "waits for lost hosts to come back",
+    "waiting": "waits for hosts",
     "starting": "has started",
     "stalled": "prints nothing",
     "ending": "is asked for a snapshot, to be stopped before its walltime",
@@ -71,6 +71,8 @@ def message(
     if first_failure:
         text += ": %s: %s" % (first_failure["host"], first_failure["what"])
     text += "; %s" % more if more else ""
+    if state == "waiting" and spec.get("autostart", "none") == "none":
+        text += "; after a reboot of a host, run: ddp-orch revive %s" % spec["name"]
     return {
         "text": text,
         "run_id": spec["run_id"],

@@ -17,7 +17,8 @@ outputs_advice   notes at a restart that what rank 0 has saved stays on its host
 resumption       has the output folders of all nodes brought to agreement: on the head
 all_hosts        the addresses of all hosts, for commands that name them
 output_server    the process that sends and fetches files of the output folder, with `run.resume`
-narration        lines for the log about changes of the gang's state
+narration        what is said of changes of the gang's state: lines for the log, and news
+teller           says it, and notifies people
 shown_state      what `ps` shows of the whole run
 
 With `run.head_lost: elect`, the nodes elect another head when theirs is lost:

@@ -146,7 +146,7 @@ class ElectedHead(HeadLink):
         if self._voter.is_current and not self._has_announced:
             self._has_announced = True
             self._admit_all()
-            self._notify_of_end(self._entries.committed)  # an earlier head may have been lost before it did
+            self._teller.tell_of_end(self._entries.committed)  # an earlier head may have been lost before it did
             for number in [self._here, *self._nodes]:
                 self._send_current_order(number)
 

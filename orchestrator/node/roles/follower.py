@@ -406,8 +406,8 @@ class WorkerLink(ClusterLink):
         report = self._head_lost()
         report["what"] = "%s (reported by %s)" % (report["what"], here)
         self._has_told = True
-        until = time.strftime("the run waits until %Y-%m-%dT%H:%M:%SZ", time.gmtime(self._gives_up_at()))
-        self._notify(label, report, until if label == "waiting" else "")
+        wait = "it waits for %s %s" % (", ".join(self._awaited()), narration.wait_until(self._gives_up_at()))
+        self._notify(label, report, wait if label == "waiting" else "")
 
     def _notify(self, label: str, failure: Optional[Dict[str, Any]], more: str = "") -> None:
         message = notify.message(self._spec, label, self._recorder.reported["attempt"], failure, more=more)

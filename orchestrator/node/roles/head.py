@@ -2,7 +2,7 @@
 
 import socket
 import time
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ..gang import agreement, drain, gang_events, gang_orders, gate, team
 from ..gang.gang_state import GONE, UNREACHABLE, NodePhase, Phase, State
@@ -12,7 +12,6 @@ from ..link import messages
 from ..link.attempt_phase import AttemptPhase
 from ..link.link import Link, LinkClosed, beat, lease
 from ..link.peers import TICK, ClusterLink, RecorderApi
-from ..recorder import notify
 from . import narration, shown_state
 from .all_hosts import AllHosts
 from .detour import Received
@@ -24,6 +23,7 @@ from .node_watch import NodeWatch
 from .rank_silence import RankSilence, ranks_of
 from .resumption import Resumption
 from .server_probes import ServerProbes
+from .teller import Teller
 from .transport import Transport
 
 RESTART_TICK = 0.1  # s: nobody trains meanwhile
@@ -52,19 +52,20 @@ class HeadLink(ClusterLink):
         nodes_wait = self._spec.get("rejoin_timeout", 0.0) > 0
         self._watch = NodeWatch(self._hosts, self._lease, nodes_wait, recorder.say, ServerProbes(self._contacts))
         self._resumption = Resumption(recorder, transport.outputs, transport.addresses, self._tell, self._step)
-        self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably, self._notify)
+        self._teller = Teller(recorder, lambda: self._log.committed.attempt, lambda: self._has_met)
+        self._finisher = Finisher(recorder, self._signal_nodes, self._stop_resumably, self._teller.notify)
         self._shown: Tuple[Any, ...] = ()
         self._tick_at = self._beat_at = 0.0
         self._answered = False
         self._has_met = len(self._spec["nodes"]) == 1  # whether another node has joined, if there are others
         self._team_requests: Set[str] = set()  # requests that the gang has decided on
-        self._silence = RankSilence(self._spec, recorder.say, self._notify)
+        self._silence = RankSilence(self._spec, recorder.say, self._teller.notify)
         self._networks = NetworkWatch(self._hosts, self._lease, recorder.say)
-        self._losses = LossWatch(recorder.folder, recorder.notify, self._notify)
+        self._losses = LossWatch(recorder.folder, recorder.notify, self._teller.notify)
         self._log: EventLog = self._open_log()
         if self._log.started_at is not None:
             self._finisher.begin(self._log.started_at)
-        self._notify_of_end(self._log.committed)  # our predecessor may have been killed before it did
+        self._teller.tell_of_end(self._log.committed)  # our predecessor may have been killed before it did
         self._show()
         for number, node in enumerate(self._state.nodes):
             if number != self._here and node.phase not in UNREACHABLE:
@@ -371,7 +372,7 @@ class HeadLink(ClusterLink):
     def _apply(self, before: State, after: State, actions: Tuple[gang_events.Action, ...]) -> None:
         """Carry out what an event has changed."""
         if after != before:
-            self._narrate(before, after)
+            self._tell_people(before, after)
             self._show()
             self._tick_at = 0.0 if after.phase is Phase.RESTARTING else self._tick_at  # the next attempt may be due
         for action in actions:
@@ -403,34 +404,15 @@ class HeadLink(ClusterLink):
         """Who leads, in a run that can elect another head."""
         return {}
 
-    def _narrate(self, before: State, after: State) -> None:
+    def _tell_people(self, before: State, after: State) -> None:
         if after.attempt != before.attempt:
             self._silence.clear()
             self._networks.clear()
-        for line in narration.lines(before, after):
-            self._recorder.say(line)
+        self._teller.tell(before, after)
         if narration.plans_restart(before, after):
             self._resumption.warn_of_outputs(after)
         if before.attempt == 0 < after.attempt:
             self._resumption.warn_of_kept_files(after)
-        label = narration.news(before, after)
-        if label is not None:
-            more = narration.after_loss(after) if label == "restarting" else ""
-            self._notify(label, after.first_failure, drain.drained_hosts(after), more)
-        if before.verdict is None:
-            self._notify_of_end(after)
-
-    def _notify_of_end(self, state: State) -> None:
-        if state.verdict is not None:
-            self._notify(state.verdict["state"], state.verdict["first_failure"])
-
-    def _notify(
-        self, label: str, failure: Optional[Dict[str, Any]] = None, drained: Sequence[str] = (), more: str = ""
-    ) -> None:
-        if label in ("waiting", "lost") and self._recorder.reported["restarted"] and not self._has_met:
-            return  # this host was booted, and the others may have ended the run meanwhile
-        message = notify.message(self._spec, label, self._log.committed.attempt, failure, drained, more)
-        notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
 
 
 def order_message(order: gang_events.Order) -> List[Any]:

@@ -1,9 +1,10 @@
-"""What the head says of a change in the gang's state: lines for the log. Pure."""
+"""What the head says of a change in the gang's state: lines for the log, and news for notifications. Pure."""
 
-from typing import Iterator, Optional
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..gang import drain, gate, newcomers, team
-from ..gang.gang_state import GONE, NodePhase, Phase, State
+from ..gang.gang_state import GONE, NodePhase, Phase, State, is_unfit
 from ..host import network
 from ..recorder import notify
 
@@ -30,9 +31,7 @@ def lines(before: State, after: State) -> Iterator[str]:
     yield from _failure(before, after)
     yield from gate.lines(before, after)
     if begins_to_wait(before, after):
-        hosts = ", ".join(team.missing(after))
-        what = "be healthy" if gate.unfit_hosts(after) else "come back"
-        yield "waiting for %s to %s (up to %s)" % (hosts, what, duration(after.rejoin_timeout))
+        yield "waiting %s (up to %s)" % (_awaited(after), duration(after.rejoin_timeout))
     elif plans_restart(before, after):
         yield _what_follows(after) if not after.hands_over else "the other hosts elect another head now"
     elif after.stopped_by is not None and before.stopped_by is None:
@@ -43,13 +42,55 @@ def lines(before: State, after: State) -> Iterator[str]:
         yield "the run %s%s" % (outcome, "; not restarted: %s" % why if why else "")
 
 
-def news(before: State, after: State) -> Optional[str]:
-    """What has happened that people want to be told of, as a state of notify.py; the end of the run left out."""
+class News(NamedTuple):
+    """Of what people are notified."""
+
+    state: str  # of notify.py
+    attempt: int
+    failure: Optional[Dict[str, Any]] = None
+    drained: Sequence[str] = ()
+    more: str = ""
+
+
+def news(before: State, after: State, notes: Sequence[str] = ()) -> Optional[News]:
+    """The news of a change; the end of the run left out.
+
+    A restart is news once it begins: until then, the health check may find that the run has to wait. `notes`: those of
+    the gang since the attempt before has ended.
+    """
     if begins_to_wait(before, after):
-        return "waiting"
-    if plans_restart(before, after):
-        return "restarting"
-    return "starting" if before.attempt == 0 < after.attempt else None
+        drained = drain.drained_hosts(after)
+        return News("waiting", after.attempt, after.first_failure, drained, _whom_it_awaits(after))
+    if not before.attempt < after.attempt:
+        return None
+    if before.attempt == 0:
+        return News("starting", after.attempt)
+    change = _change_of_team(before, after.team)
+    facts = ["attempt %d runs %s" % (after.attempt, change)] if change else []
+    facts += [*after_loss(before), *notes]
+    return News("restarting", before.attempt, before.first_failure, drain.drained_hosts(before), "; ".join(facts))
+
+
+def _whom_it_awaits(state: State) -> str:
+    """With what is wrong with the hosts that answer."""
+    unfit = gate.unfit_hosts(state)
+    wrong = " (%s)" % "; ".join("%s: %s" % each for each in unfit.items()) if unfit else ""
+    return "it waits %s%s %s" % (_awaited(state), wrong, wait_until(state.since + state.rejoin_timeout))
+
+
+def wait_until(end: float) -> str:
+    """`end`: in Unix time, s."""
+    return time.strftime("until %Y-%m-%dT%H:%M:%SZ, and then ends", time.gmtime(end))
+
+
+def _awaited(state: State) -> str:
+    missing, unfit = team.missing(state), gate.unfit_hosts(state)
+    gone = [host for host in missing if host not in unfit]
+    awaited = ["for %s to come back" % ", ".join(gone)] if gone else []
+    awaited += ["for %s to be healthy" % ", ".join(unfit)] if unfit else []
+    enough = state.min_nodes - (len(state.team) - len(missing))
+    suffix = ", %d of them %s enough" % (enough, "is" if enough == 1 else "are") if 0 < enough < len(missing) else ""
+    return " and ".join(awaited) + suffix
 
 
 def begins_to_wait(before: State, after: State) -> bool:
@@ -63,24 +104,23 @@ def plans_restart(before: State, after: State) -> bool:
     return before.phase is not Phase.RESTARTING or team.waits_for_nodes(before)
 
 
-def after_loss(state: State) -> str:
-    """What is left of the hosts after a lost one, for people far from a terminal. "" after another failure."""
+def after_loss(state: State) -> List[str]:
+    """What is left of the hosts after a lost one, for people far from a terminal. Nothing after another failure."""
     first = state.first_failure
     if first is None or not first.get("lost"):
-        return ""
+        return []
     facts = []
-    was_head = state.elected_in == state.attempt and first["node"] not in (None, state.head)
-    if was_head:
+    if state.elected_in == state.attempt and first["node"] not in (None, state.head):
         facts.append("%s leads now" % state.nodes[state.head].host)
     voters = newcomers.voters(state)
     members = [number for number in voters if not state.nodes[number].witness]
     if len(members) > 1:
-        left = sum(_answers(state, number) for number in members)
+        left = sum(_answers(state, number) and not is_unfit(state, number) for number in members)
         facts.append("%d of %d hosts are left" % (left, len(members)))
     present = sum(_answers(state, number) for number in voters)
     if state.elects and len(voters) > 1 and 2 * (present - 1) <= len(voters):
         facts.append("if one more is lost, there is no majority, and the run will wait")
-    return ", ".join(facts)
+    return facts
 
 
 def _answers(state: State, number: int) -> bool:
@@ -105,15 +145,21 @@ def _failure(before: State, after: State) -> Iterator[str]:
 
 def _what_follows(after: State) -> str:
     """Describe the restart: on which hosts, and what it takes from the budget."""
-    hosts = [node.host for node in after.nodes]
     next_team = team.next_team(after) or ()
-    gone = [hosts[number] for number in after.team if number not in next_team]
-    new = [hosts[number] for number in next_team if number not in after.team]
     counts = team.uses_restart(after, next_team)
     budget = "restart %d of %d" % (after.restarts_used + 1, after.max_restarts) if counts else "a restart"
+    change = _change_of_team(after, next_team)
+    return "%s follows%s%s" % (budget, ", " if change else "", change)
+
+
+def _change_of_team(state: State, next_team: Tuple[int, ...]) -> str:
+    """How another team differs from that of the state. "" if it does not."""
+    hosts = [node.host for node in state.nodes]
+    gone = [hosts[number] for number in state.team if number not in next_team]
+    new = [hosts[number] for number in next_team if number not in state.team]
     if gone and new:
-        return "%s follows, with %s in place of %s" % (budget, ", ".join(new), ", ".join(gone))
+        return "with %s in place of %s" % (", ".join(new), ", ".join(gone))
     if gone:
         hosts_left = "1 host" if len(next_team) == 1 else "%d hosts" % len(next_team)
-        return "%s follows, on %s, without %s" % (budget, hosts_left, ", ".join(gone))
-    return "%s follows%s" % (budget, ", also on %s" % ", ".join(new) if new else "")
+        return "on %s, without %s" % (hosts_left, ", ".join(gone))
+    return "also on %s" % ", ".join(new) if new else ""
