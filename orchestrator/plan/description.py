@@ -141,9 +141,8 @@ def _agent(python: str, agent: list[str]) -> list[str] | None:
 
 
 def credentials_left_out(code: Code) -> str:
-    """The note on files that are not sent because of their names; "" if there are none."""
-    count = number_of(len(code.credentials), "credential")
-    return f"{count} left out: {_some(code.credentials)}" if code.credentials else ""
+    """The note on files that are not sent because of their names, or an inventory with the address of a webhook."""
+    return f"not sent (may contain secrets): {_some(code.credentials)}" if code.credentials else ""
 
 
 def excluded(code: Code) -> str:

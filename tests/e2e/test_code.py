@@ -46,7 +46,7 @@ def test_credentials_stay_here_and_the_code_line_says_so(tmp_path: Path) -> None
     (line,) = [line for line in done.stderr.splitlines() if "code: " in line]
     assert line.startswith("- code: 5 files, 11.0 MB, ")
     assert "; largest: weights 11.0 MB, " in line
-    assert line.endswith("; 2 credentials left out: .env, certs/tls.key")
+    assert line.endswith("secrets): .env, certs/tls.key")
     assert re.search(r"^- .*\.gitignore\b.*: data/set/train\.bin$", done.stderr, re.MULTILINE)
 
 
@@ -55,7 +55,7 @@ def test_what_sync_names_arrives_beside_the_code(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     sent = [".env", ".gitignore", "data/set/prepare.py", "data/set/train.bin", "inventory.yaml", "train.py", "weights"]
     assert f"has {sent}" in done.stdout
-    assert "; 1 credential left out: certs/tls.key\n" in done.stderr and ".gitignore" not in done.stderr
+    assert "secrets): certs/tls.key\n" in done.stderr and ".gitignore" not in done.stderr
 
 
 def test_a_dry_run_says_what_would_stay_here(tmp_path: Path) -> None:
@@ -63,6 +63,6 @@ def test_a_dry_run_says_what_would_stay_here(tmp_path: Path) -> None:
     (folder / "out").symlink_to("/etc/hostname")
     done = up(folder, "--dry-run")
     assert "  5 files, 11.0 MB, from " in done.stdout
-    assert "\n  2 credentials left out: .env, certs/tls.key\n" in done.stdout
+    assert "secrets): .env, certs/tls.key\n" in done.stdout
     assert re.search(r"^  .*\.gitignore\b.*: data/set/train\.bin$", done.stdout, re.MULTILINE)
     assert re.search(r"^warning: \S*\bout .* /etc/hostname\b", done.stderr, re.MULTILINE)
