@@ -132,6 +132,11 @@ def _show(
         if run.state == "waiting":
             for_whom = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else "a host"
             what_to_do = f" for {for_whom}. {waiting.advise(run, about)}"
+        elif run.suspects:
+            what_to_do = (
+                f": the others do not hear {fold(run.suspects)}, or not on the network of the ranks. If that lasts, "
+                "the host counts as lost"
+            )
         elif run.unfinished:
             what_to_do = (
                 f". If it hangs: {about.command('top')} shows which ranks are silent. To find out where they are, end "

@@ -51,6 +51,8 @@ def test_a_cut_of_the_network_of_the_ranks_ends_the_attempt(
     with trial(lab3, inventory, GLOO, "600", "0.05") as run:
         run.wait_for("rank 2 step 20 ")
         lab3.hosts[2].cut("cluster")
+        run.wait_for("does not reach")
+        assert [run.fact()["state"], run.fact()["suspects"]] == ["suspect", ["node-2"]]
         run.wait_for("a restart follows")
         run.wait_for("not used until this is fixed")
         assert run.fact()["state"] == "waiting"

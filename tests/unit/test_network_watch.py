@@ -49,6 +49,10 @@ class Watched:
                 return failure
         return None
 
+    @property
+    def cut_off(self) -> set[int]:
+        return self._watch.cut_off
+
     def heal(self) -> None:
         for node in self._cut:
             self._watch.hear(node, None)
@@ -84,9 +88,9 @@ def test_ranks_that_seldom_print_have_more_time() -> None:
 
 def test_a_short_cut_ends_nothing() -> None:
     run = Watched(2)
-    assert run.failure_until(125) is None
+    assert run.failure_until(125) is None and run.cut_off == {2}
     run.heal()
-    assert len(run.lines) == 2
+    assert len(run.lines) == 2 and not run.cut_off
 
 
 def test_an_attempt_that_is_over_does_not_fail() -> None:

@@ -385,7 +385,8 @@ class HeadLink(ClusterLink):
             self._send(self._nodes[number], {"order": order_message(order)})
 
     def _show(self) -> None:
-        label, suspects = gang_orders.label(self._state), self._watch.suspects.intersection(self._state.team)
+        label = gang_orders.label(self._state)
+        suspects = (self._watch.suspects | self._networks.cut_off).intersection(self._state.team)
         suspected = [self._state.nodes[number].host for number in sorted(suspects)] if label == "running" else []
         label = "suspect" if suspected else label
         nodes, waits, unfit = self._state.nodes, None, gate.unfit(self._state)

@@ -1,6 +1,6 @@
 """On the head: nodes that answer, but do not reach it on the network of the ranks, so that these hang."""
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..gang import gang_orders
 from ..gang.gang_state import Phase, State
@@ -33,6 +33,11 @@ class NetworkWatch:
             self._cuts[node] = _Cut(*cut)
         elif self._cuts.pop(node, None) and node in self._told:
             self._say("%s reaches %s again" % (self._hosts[node], self._told.pop(node)))
+
+    @property
+    def cut_off(self) -> Set[int]:
+        """The nodes of which the log says that they do not reach the head."""
+        return set(self._told)
 
     def clear(self) -> None:
         """Another attempt begins."""

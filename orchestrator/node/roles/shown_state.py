@@ -27,8 +27,8 @@ def show(
 ) -> None:
     """`leadership`: `head epoch` of a run that can elect another head. `hosts`: see `added`. `waits`: see `waiting`.
 
-    `suspects`: hosts that are silent, but not lost yet. `unfit`: see gang/gate.py. `drained`: hosts that have left
-    the run, which do not know that if they were off.
+    `suspects`: hosts that are silent or cut off, but not lost yet. `unfit`: see gang/gate.py. `drained`: hosts that
+    have left the run, which do not know that if they were off.
     """
     record: Dict[str, Any] = dict(leadership)
     more = {"label": label, "added": list(hosts), "waits": waits, "suspects": list(suspects), "unfit": unfit}
