@@ -72,6 +72,26 @@ def test_the_run_waits_until_a_full_disk_has_room_again(lab3: Lab) -> None:
         end(lab3, run)
 
 
+def test_a_head_with_a_full_disk_gives_up_the_lead(lab3: Lab) -> None:
+    broken = lab3.hosts[0]
+    broken.disk(DISK, "200m")
+    run_keys = {"launcher": "direct", "max_restarts": 1, "nnodes": "2:3"}
+    inventory = lab3.inventory(hosts=hosts(lab3), run=run_keys, notify={"command": "cat >> ~/news.jsonl"})
+    with trial(lab3, inventory, WORK) as run:
+        run.wait_for("rank 0 works")
+        broken.sh(f"head -c 150M /dev/zero > {DISK}/filler", check=True)
+        fail(run, broken)
+        run.wait_for("gives up the lead")
+        run.wait_for("works, attempt 2", times=2)
+        assert "waiting for" not in run.output
+        assert [node["node_rank"] for node in run.fact()["nodes"]] == [None, 0, 1]
+        for host in lab3.hosts:
+            host.sh("touch ~/end", check=True)
+        run.assert_ended(0, "succeeded", within=60, attempt=2)
+    news = [host.sh("cat ~/news.jsonl").stdout for host in lab3.hosts]
+    assert not news[0] and '"state": "restarting"' in news[1] and '"state": "waiting"' not in news[1]
+
+
 @pytest.mark.short
 def test_a_host_with_a_full_disk_is_shown_as_not_used(lab3: Lab) -> None:
     """Its disk does not take the record that it has no rank any more."""

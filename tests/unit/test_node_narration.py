@@ -100,3 +100,11 @@ def test_a_host_that_is_not_healthy_is_not_left() -> None:
     assert "3 of 4" in str(narration.after_loss(lost))
     unfit = gate.on_checked(lost, Checked(2, 2, (UNFIT,), 1010.0))
     assert "2 of 4" in str(narration.after_loss(unfit))
+
+
+def test_a_head_that_gives_up_the_lead_is_not_waited_for() -> None:
+    planned = ended(elects=True, min_nodes=2)
+    assert narration.news(planned, gate.on_checked(planned, Checked(0, 2, (UNFIT,), 1010.0))) is None
+    all_needed = planned._replace(min_nodes=3)
+    waits = narration.news(all_needed, gate.on_checked(all_needed, Checked(0, 2, (UNFIT,), 1010.0)))
+    assert waits is not None and waits.state == "waiting"

@@ -10,7 +10,7 @@ from . import gate, newcomers
 from .gang_events import Drain
 from .gang_failures import earlier_failures, failure_of
 from .gang_state import GONE, NodePhase, Phase, State, change_node, is_unfit, problems
-from .team import next_team, why_not_again
+from .team import next_team, successors, why_not_again
 
 
 def on_requested(state: State, event: Drain) -> State:
@@ -56,14 +56,7 @@ def can_leave(state: State, number: int) -> bool:
 def _can_hand_over(state: State) -> bool:
     """Whether the run continues without its head, whoever of the others is elected."""
     after = change_node(state, state.head, leaves={})
-    successors = [
-        number
-        for number, node in enumerate(state.nodes)
-        if number != state.head
-        and node.phase not in (*GONE, NodePhase.RETURNED)
-        and not (node.witness or node.away or node.leaves is not None)
-    ]
-    led = [next_team(after._replace(head=number)) for number in successors]
+    led = [next_team(after._replace(head=number)) for number in successors(state)]
     return state.elects and bool(led) and None not in led
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from .gang_state import NodePhase, Phase, State, is_unfit, problems
+from .gang_state import GONE, NodePhase, Phase, State, is_unfit, problems
 
 BACKOFF, BACKOFF_MOST = 1.0, 30.0  # s; see _backoff
 AT_START = 30.0  # s: a failure within these after the start of its attempt is one at start-up
@@ -87,7 +87,27 @@ def why_not_again(state: State) -> Optional[str]:
 
 def waits_for_nodes(state: State) -> bool:
     """Whether the next attempt begins as soon as enough nodes are back."""
-    return state.phase is Phase.RESTARTING and next_team(state) is None and not state.hands_over
+    waits = state.phase is Phase.RESTARTING and next_team(state) is None
+    return waits and not state.hands_over and not gives_way(state)
+
+
+def gives_way(state: State) -> bool:
+    """Whether the head has a problem and gives up the lead, so that the run continues under any of the others."""
+    if not (state.elects and state.phase is Phase.RESTARTING and is_unfit(state, state.head)):
+        return False
+    others = [number for number in successors(state) if not is_unfit(state, number)]
+    return bool(others) and all(next_team(state._replace(head=number)) for number in others)
+
+
+def successors(state: State) -> List[int]:
+    """The nodes that can be elected in place of the head."""
+    return [
+        number
+        for number, node in enumerate(state.nodes)
+        if number != state.head
+        and node.phase not in (*GONE, NodePhase.RETURNED)
+        and not (node.witness or node.away or node.leaves is not None)
+    ]
 
 
 def missing(state: State) -> Tuple[str, ...]:

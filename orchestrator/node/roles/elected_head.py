@@ -5,9 +5,9 @@ import time
 from collections import Counter
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..gang import drain, gang_events, newcomers
+from ..gang import drain, gang_events, gate, newcomers, team
 from ..gang.election_state import SILENT_BEATS, Ack, Message
-from ..gang.gang_state import GONE, NodePhase, Phase, State
+from ..gang.gang_state import GONE, NodePhase, Phase, State, problems
 from ..guard import team_requests
 from ..host import network
 from ..link import messages
@@ -171,12 +171,21 @@ class ElectedHead(HeadLink):
         super()._decide()
         self._update_voters(now)
         committed = self._entries.committed
-        is_cut_off = self._networks.cuts_off_head(committed) and len(self._voter.state.voters) > 1
-        if committed.head == self._here and (drain.can_resign(committed) or is_cut_off):
-            if is_cut_off:
-                self._transport.rank_network.presume_cut()
-                self._recorder.say("no other host reaches this one on the network of the ranks: it gives up the lead")
+        if committed.head == self._here and (drain.can_resign(committed) or self._gives_way(committed)):
             self._voter.resign()  # the role changes after this tick
+
+    def _gives_way(self, committed: State) -> bool:
+        if self._voter.state.voters <= {self._here}:
+            return False
+        if self._networks.cuts_off_head(committed):
+            self._transport.rank_network.presume_cut()
+            self._recorder.say("no other host reaches this one on the network of the ranks: it gives up the lead")
+            return True
+        if team.gives_way(committed):
+            why = gate.describe(problems(committed, self._here))
+            self._recorder.say("this host is not healthy (%s): it gives up the lead" % why)
+            return True
+        return False
 
     def _update_voters(self, now: float) -> None:
         """One host at a time: one that was added votes as soon as it has the log, one that was drained does not."""

@@ -7,6 +7,7 @@ from ..gang import drain, gate, newcomers, team
 from ..gang.gang_state import GONE, NodePhase, Phase, State, is_unfit
 from ..host import network
 from ..recorder import notify
+from .network_watch import NetworkWatch
 
 
 def lines(before: State, after: State) -> Iterator[str]:
@@ -16,9 +17,7 @@ def lines(before: State, after: State) -> Iterator[str]:
         yield "attempt %d on %s, rendezvous at %s" % (after.attempt, hosts, endpoint)
     if after.head != before.head:
         old, new = before.nodes[before.head].host, after.nodes[after.head].host
-        was_lost = after.nodes[before.head].phase is NodePhase.LOST
-        what = "has left the lead" if drain.has_to_resign(before) else "was lost" if was_lost else "had no majority"
-        yield "the head %s %s; %s leads now" % (old, what, new)
+        yield "the head %s %s; %s leads now" % (old, _why_replaced(before, after), new)
     for number, node in enumerate(after.nodes):
         was_lost = number < len(before.nodes) and before.nodes[number].phase is NodePhase.LOST
         if node.phase is NodePhase.RETURNED and was_lost:
@@ -69,6 +68,12 @@ def news(before: State, after: State, notes: Sequence[str] = ()) -> Optional[New
     facts = ["attempt %d runs %s" % (after.attempt, change)] if change else []
     facts += [*after_loss(before), *notes]
     return News("restarting", before.attempt, before.first_failure, drain.drained_hosts(before), "; ".join(facts))
+
+
+def _why_replaced(before: State, after: State) -> str:
+    if drain.has_to_resign(before) or team.gives_way(before) or NetworkWatch.cuts_off_head(before):
+        return "has left the lead"
+    return "was lost" if after.nodes[before.head].phase is NodePhase.LOST else "had no majority"
 
 
 def _whom_it_awaits(state: State) -> str:
