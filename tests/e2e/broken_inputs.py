@@ -68,7 +68,6 @@ up("hosts-broken-range", "--hosts", "gpu[1-")
 up("hosts-huge-range", "--hosts", "gpu[1-999999999]")
 up("hosts-no-match", "--hosts", "login*")
 up("hosts-none-left", "--hosts", "!gpu[1-2]")
-up("hosts-only-a-spare", "--hosts", "gpu2", files={"inventory.yaml": "hosts: [gpu1, {name: gpu2, spare: true}]\n"})
 up("hosts-fewer-than-nnodes", "--hosts", "gpu1", files={"inventory.yaml": TWO + "run: {nnodes: 2}\n"})
 case("logs-of-an-unknown-host", "logs", "--host", "gpu9")
 

@@ -95,6 +95,25 @@ def test_selecting_fewer_hosts_than_nnodes_is_refused() -> None:
         selection.select(of("{hosts: ['gpu[1-4]'], run: {nnodes: 2}}"), "gpu1")
 
 
+@pytest.mark.parametrize(
+    ("nnodes", "pattern", "team"),
+    [
+        ("2:3", "gpu[3-4]", ["gpu3", "gpu4"]),
+        ("2:3", "gpu[2-4]", ["gpu2", "gpu3"]),
+        ("2:3", "gpu[1-4]", ["gpu1", "gpu2"]),
+        ("auto", "gpu[3-4]", ["gpu3", "gpu4"]),
+        ("auto", "gpu[2-4]", ["gpu2"]),
+    ],
+)
+def test_spares_that_are_selected_get_the_ranks_for_which_other_hosts_lack(
+    nnodes: str, pattern: str, team: list[str]
+) -> None:
+    """As when only spares are left of a run, which is to be started again on them."""
+    hosts = "gpu1, gpu2, {name: gpu3, spare: true}, {name: gpu4, spare: true}"
+    selected = selection.select(of(f"{{hosts: [{hosts}], run: {{nnodes: {nnodes}}}}}"), pattern)
+    assert [host.name for host in selected.hosts if host.in_team] == team and selected.head == team[0]
+
+
 # Files
 
 
