@@ -26,6 +26,8 @@ class LeftBehind:
 
     run_id: RunId
     file: str
+    hidden: bool = False
+    """The code of this run has another file of that name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,9 +86,12 @@ def fetch(
         of_run = [host for host in inventory.hosts if host.name in outputs.hosts]
         file_lists = _list_files(fleet, of_run, outputs, folder, pattern or "")
         if pattern and not file_lists:
-            hint = ""
-            if _matches(fleet, of_run, outputs, f"code/{pattern}"):
-                hint = f". Files that the run wrote to relative paths are in code/: 'code/{pattern}'"
+            hints = {
+                f"code/{pattern}": "Files that the run wrote to relative paths are in code/",
+                f"**/{pattern}": "To match files in all folders",
+            }
+            found = next((other for other in hints if _matches(fleet, of_run, outputs, other)), None)
+            hint = f". {hints[found]}: {found!r}" if found else ""
             raise UsageError(f"no output of {outputs.run} matches {pattern!r}{hint}")
         unchanged = f"; {file_lists.same} unchanged" if file_lists.same else ""
         console.step(f"{number_of(file_lists.count, 'file')} to fetch, {console_size(file_lists.size)}{unchanged}")

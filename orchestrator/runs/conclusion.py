@@ -68,10 +68,11 @@ def conclude(
     if stray and not _starts_again(verdict):
         console.warning(_describe_stray_outputs(stray, uncopied))
     chosen = resume_command.choose(resume, parts, set(nodes) - set(parts) - set(without_record))
-    if verdict.state in ("failed", "lost") and explain():
+    is_missed = verdict.state in ("failed", "lost") and explain()
+    if uncopied:
+        chosen = Resume(chosen.command, f"{uncopied}: if all ranks load it, fetch it, and put it into your code")
+    elif is_missed:
         chosen = Resume(resume_command.with_snapshot_of_head(resume))
-    elif uncopied:
-        chosen = Resume(chosen.command, uncopied)
     if show_outputs:
         can_resume = any(part.outputs for part in parts.values()) or (can_carry_over and bool(stray))
         offered = Resume("") if is_replaced or _starts_again(verdict) or not can_resume else chosen
@@ -187,15 +188,15 @@ def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs], uncopied:
     host, files = min(files_by_host.items(), key=lambda item: item[0])
     names = ", ".join(files.files) + (", ..." if files.count > len(files.files) else "")
     others = f" (and some on {fold(set(files_by_host) - {host})})" if len(files_by_host) > 1 else ""
-    return (
+    text = (
         f"the script wrote files outside $DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {files.folder}\n"
         "  A new run of the same name will not find them, unless `restart` starts it. Write to $DDP_ORCH_OUTPUT_DIR; "
         "in an argument, {output} is that folder: --out '{output}'"
-        + (
-            f"\n  If all ranks load it ({uncopied}), set run.resume: head too, which copies only that folder"
-            * bool(uncopied)
-        )
     )
+    if uncopied:
+        only = uncopied[:1].upper() + uncopied[1:]
+        text += f"\n  {only}. If all ranks load it, set run.resume: head too: all hosts get what is in that folder"
+    return text
 
 
 def advise_after_lost_head(verdict: Verdict, parts: Mapping[str, Part], resume: str) -> str:

@@ -41,8 +41,15 @@ def warn(answers: Answers, plan: Plan, command_to_continue: Callable[[str], str]
 
 
 def _describe_left_behind(left: LeftBehind, command_to_continue: Callable[[str], str]) -> str:
+    file = one_line(left.file)
+    if left.hidden:
+        return (
+            f"run {left.run_id}, of the same name, wrote {file} beside its code, and your code has another one, which "
+            f"this run finds. To continue from that of the run, stop this run, `ddp-orch fetch {left.run_id}`, and "
+            f"copy its {file} into your code"
+        )
     return (
-        f"run {left.run_id}, of the same name, wrote {one_line(left.file)} beside its code, where this run does not "
+        f"run {left.run_id}, of the same name, wrote {file} beside its code, where this run does not "
         f"find it. To continue from it, stop this run, then: {command_to_continue(left.run_id)}"
     )
 
@@ -76,7 +83,8 @@ def _warn_of_uncarried(answers: Answers, plan: Plan) -> Iterator[str]:
         do, their = ("does", "its") if len(lacking) == 1 else ("do", "their")
         yield (
             f"{fold(lacking)} {do} not have {one_line(file)} of {host}, so {their} ranks may begin at the first step. "
-            "If they must load it too, save it in $DDP_ORCH_OUTPUT_DIR, with run.resume: head (docs/resume.md)"
+            "If they must load it too: stop the run, fetch the file, and put it into your code. To have it copied in "
+            "future, save it in $DDP_ORCH_OUTPUT_DIR, with run.resume: head (docs/resume.md)"
         )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import subprocess
+from typing import Any
 
 import pytest
 from lab.lab import Lab
@@ -223,3 +226,72 @@ def test_a_restart_without_the_lost_head_says_that_its_snapshot_is_out_of_reach(
         assert ("node-1, where rank 0 ran" in begun.stderr) == is_lost
         ok(orch(lab3, "kill", begun.stdout.split()[0], "--grace", "0", "-i", inventory))
     assert_clean(lab3)
+
+
+SAVES_OVER_WHAT_WAS_SENT = """
+import os, time
+epoch = int(open("ckpt/last.pt").read() or 0) if os.path.exists("ckpt/last.pt") else 0
+print("begins:%d" % epoch, flush=True)
+os.makedirs("ckpt", exist_ok=True)
+open("ckpt/last.pt", "w").write(str(epoch + 1))
+print("written", flush=True)
+time.sleep(1e6)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_restart_continues_from_a_snapshot_that_the_run_wrote_over_the_one_that_was_sent(lab2: Lab) -> None:
+    """Fetched once and put into the code, or deleted there since: unless the user has changed it, the run's counts."""
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1})
+    words = ("--name", "job", "--", script(lab2, SAVES_OVER_WHAT_WAS_SENT))
+    mine = code(lab2) / "ckpt" / "last.pt"
+    mine.parent.mkdir()
+    mine.write_text("3")
+
+    def begins(run: str) -> list[str]:
+        wait_until(lambda: len(lines_of(lab2, inventory, run, "--grep", "written")) == 2, 60, "both have saved")
+        return [line["text"] for line in lines_of(lab2, inventory, run, "--grep", "begins")]
+
+    first = start(lab2, inventory, *words)
+    assert begins(first) == ["begins:3"] * 2
+    second = ok(orch(lab2, "restart", "job", "-d", "-i", inventory))
+    assert begins(second.stdout.split()[0]) == ["begins:4"] * 2 and "warning" not in second.stderr
+    mine.unlink()
+    third = ok(orch(lab2, "restart", "job", "-d", "-i", inventory))
+    assert begins(third.stdout.split()[0]) == ["begins:5"] * 2 and "warning" not in third.stderr
+    mine.write_text("20")
+    fourth = ok(orch(lab2, "restart", "job", "-d", "-i", inventory))
+    (warned,) = (line for line in fourth.stderr.splitlines() if "warning" in line)
+    assert "last.pt" in warned and f"ddp-orch fetch {third.stdout.split()[0]}" in warned
+    assert begins(fourth.stdout.split()[0]) == ["begins:20"] * 2
+    ok(orch(lab2, "kill", "--all", "--grace", "0", "-i", inventory))
+    assert_clean(lab2)
+
+
+@pytest.mark.timeout(240)
+def test_a_run_of_which_only_spares_are_left_starts_again_on_them_as_ps_says(lab4: Lab) -> None:
+    hosts = [
+        {"name": host.name, "address": host.address, "spare": number > 1} for number, host in enumerate(lab4.hosts)
+    ]
+    run = {"launcher": "direct", "grace": 1, "nnodes": "2:3", "max_restarts": 3, "lease": 3}
+    inventory = lab4.inventory(hosts=hosts, run=run, ssh={"connect_timeout": 3})
+    first = start(lab4, inventory, "--name", "job", "--", script(lab4, BEGINS_LATE))
+    wait_until(lambda: runs(lab4, inventory)[first]["state"] == "running", 30, "it runs")
+    for host in lab4.hosts[:2]:
+        host.crash()
+    advised = re.compile(r"ddp-orch (restart --hosts '.*?' job)")
+
+    def advice() -> list[str]:
+        shown = orch(lab4, "ps", "-i", inventory)
+        return advised.findall(shown.stdout + shown.stderr)
+
+    wait_until(advice, 60, "the way out is named")
+    again = ok(orch(lab4, *shlex.split(advice()[0]), "-d", "-i", inventory, timeout=100)).stdout.split()[0]
+
+    def shown() -> dict[str, Any]:
+        listed = json.loads(orch(lab4, "ps", "-i", inventory, "--json").stdout)
+        return {run["run_id"]: run for run in listed}[again]  # type: ignore[no-any-return]
+
+    wait_until(lambda: shown()["state"] == "running", 30, "the new one runs")
+    assert {node["host"]: node["role"] for node in shown()["nodes"]} == {"node-2": "head", "node-3": "team"}
+    orch(lab4, "kill", again, "--grace", "0", "-i", inventory)

@@ -38,23 +38,49 @@ def written(code: Code, most: Optional[int] = None) -> Iterator[str]:
 def carry_over(old: Code, new: Code) -> List[str]:
     """Give a new run what an old one has written beside its code. Returns the paths.
 
-    They are hard links where the file system has them: snapshots are large. Files of the new code stay as they are.
+    They are hard links where the file system has them: snapshots are large. Files that the user has changed since the
+    old run stay as they are.
     """
     carried = []
     for path in written(old):
-        target = os.path.join(new[0], path)
-        if os.path.lexists(os.path.join(old[1], path)) or os.path.lexists(target):
+        if is_of_user(path, old, new):
             continue
+        target = os.path.join(new[0], path)
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
         except (FileExistsError, NotADirectoryError):  # the new code has a file there
             continue
-        try:
-            os.link(os.path.join(old[0], path), target, follow_symlinks=False)
-        except OSError:
-            shutil.copy2(os.path.join(old[0], path), target, follow_symlinks=False)
+        _replace(os.path.join(old[0], path), target)
         carried.append(path)
     return sorted(carried)
+
+
+def is_of_user(path: str, old: Code, new: Code) -> bool:
+    """Whether the new code has a file there that is not the one that was sent with the old code."""
+    ours = os.path.join(new[0], path)
+    return os.path.lexists(ours) and not _are_equal(os.path.join(old[1], path), ours)
+
+
+def is_same(path: str, old: Code, new: Code) -> bool:
+    """Whether the new run has what the old one has written there: the user has fetched it, say."""
+    return _are_equal(os.path.join(old[0], path), os.path.join(new[0], path))
+
+
+def _are_equal(one: str, other: str) -> bool:
+    try:
+        both_are_files = stat.S_ISREG(os.lstat(one).st_mode) and stat.S_ISREG(os.lstat(other).st_mode)
+        return both_are_files and filecmp.cmp(one, other, shallow=False)  # times say nothing about files that were sent
+    except OSError:
+        return False
+
+
+def _replace(source: str, target: str) -> None:
+    new = target + ".ddp-orch-new"
+    try:
+        os.link(source, new, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, new, follow_symlinks=False)
+    os.replace(new, target)
 
 
 def snapshots(folder: str, spec: Dict[str, Any]) -> List[str]:

@@ -41,7 +41,7 @@ def prepare(arguments: Dict[str, Any], program: str, started: Callable[[socket.s
         continues = spec.get("continues")
         carried = _carry_over(continues, spec, folder)
         earlier = led_last.earlier_runs(spec["name"], but=spec["run_id"])
-        left_behind = None if carried and carried["snapshot"] else _left_behind(earlier)
+        left_behind = None if carried and carried["snapshot"] else _left_behind(earlier, spec, folder)
         run_locks.take(spec, locks)
         run_locks.share_output(spec, locks)
         if spec["node"] == 0:
@@ -203,12 +203,17 @@ def _carry_over(run_id: Optional[str], spec: Dict[str, Any], folder: str) -> Opt
     return files if paths else None
 
 
-def _left_behind(earlier: List[Tuple[str, Dict[str, Any]]]) -> Optional[Dict[str, Any]]:
-    """A snapshot that one of these runs, the newest first, has written beside its code."""
-    for folder, spec in earlier[:MOST_EARLIER]:
-        found = beside_code.snapshots(folder, spec)
-        if found:
-            return {"run_id": spec["run_id"], "file": found[0]}
+def _left_behind(
+    earlier: List[Tuple[str, Dict[str, Any]]], spec: Dict[str, Any], folder: str
+) -> Optional[Dict[str, Any]]:
+    """A snapshot that one of these runs, the newest first, has written beside its code, and this run does not have."""
+    new = beside_code.find(folder, spec)
+    for folder_before, spec_before in earlier[:MOST_EARLIER]:
+        old = beside_code.find(folder_before, spec_before)
+        for path in beside_code.snapshots(folder_before, spec_before):
+            if new is None or old is None or not beside_code.is_same(path, old, new):
+                hidden = new is not None and old is not None and beside_code.is_of_user(path, old, new)
+                return {"run_id": spec_before["run_id"], "file": path, "hidden": hidden}
     return None
 
 
