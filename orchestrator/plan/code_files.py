@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ..errors import UsageError
 from ..inventory.run_ids import RUN_ID
@@ -100,7 +100,11 @@ def _walk(root: Path, start: str, *, without_git: bool = False) -> Iterator[str]
 
 
 def list_excluded(top: Path, workdir: Path, sent: set[str], root: Path) -> Iterator[str]:
-    """The excluded files that a script may need: those below the folder in which the run starts, relative to it."""
+    """The excluded files that a script may need: those below the folder in which the run starts, relative to it.
+
+    Without folders of which run.sync sends some files: those that the script needs.
+    """
+    sent = sent | {str(parent) for path in sent for parent in PurePath(path).parents}
     try:
         paths = git.excluded(top)
     except git.GitError:

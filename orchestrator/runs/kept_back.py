@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from ..diagnosis.engine import Diagnosis
@@ -18,6 +19,7 @@ from . import recent, unsent_modules
 
 CODES = ("dataset-missing", "file-missing-on-host")
 IMPORT_CODES = ("missing-module-on-host", "script-import-error")
+LOOKED_AT = 2_000  # files here, to find one of a similar name
 SENT = "{path} is of this machine, and was sent with the code. On the hosts, use `{relative}`"
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 _IN_CODE = re.compile(r"/.*/runs/[^/]+/code/(.+)")  # a path on a host, in the run's copy of the code
@@ -41,11 +43,27 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
                     return replace(finding, code="dataset-missing", confidence="high", fix=why)
                 if relative := snapshot.where_sent(folder, path):
                     return replace(finding, fix=SENT.format(path=path, relative=relative))
+                if finding.code == "dataset-missing" and (near := _sent_like(folder, path)):
+                    return replace(finding, fix=f"{near} was sent with the code: do you mean that? {finding.fix}")
         if finding.code in IMPORT_CODES:
             return _explain_import(finding, folder, sync_base, _script_words(run_id))
         return finding
 
     return replace(diagnosis, findings=tuple(map(explain_finding, diagnosis.findings)))
+
+
+def _sent_like(folder: Path, path: str) -> str | None:
+    """A file or folder that was sent, whose path is much like this relative one, which does not exist here."""
+    if Path(path).is_absolute() or "\0" in path or os.path.lexists(folder / path):
+        return None
+    here: list[str] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        here += [os.path.relpath(Path(parent, name), folder) for name in (*folders, *names)]
+        if len(here) > LOOKED_AT:
+            break
+    near = get_close_matches(os.path.normpath(path), here[:LOOKED_AT], 1, cutoff=0.8)
+    return near[0] if near and snapshot.where_sent(folder, str(folder / near[0])) else None
 
 
 def _paths(finding: Finding, folder: Path) -> Iterator[str]:

@@ -58,6 +58,14 @@ def test_what_sync_names_arrives_beside_the_code(tmp_path: Path) -> None:
     assert "secrets): certs/tls.key\n" in done.stderr and ".gitignore" not in done.stderr
 
 
+def test_a_folder_of_which_sync_sends_a_file_is_not_called_unsent(tmp_path: Path) -> None:
+    folder = project(tmp_path, ", sync: [auto, data/set/train.bin]")
+    (folder / ".gitignore").write_text("data/\n")
+    assert ".gitignore" not in up(folder, "--dry-run").stdout
+    (folder / "inventory.yaml").write_text(f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n")
+    assert re.search(r"\.gitignore\b.*: data/$", up(folder, "--dry-run").stdout, re.MULTILINE)
+
+
 def test_a_dry_run_says_what_would_stay_here(tmp_path: Path) -> None:
     folder = project(tmp_path)
     (folder / "out").symlink_to("/etc/hostname")

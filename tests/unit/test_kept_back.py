@@ -72,6 +72,13 @@ def test_other_findings_stay_as_they_are(project: Path) -> None:
     assert explained(MISSING, "without-code") == MISSING
 
 
+def test_a_mistyped_path_is_compared_with_what_was_sent(project: Path) -> None:
+    typed = replace(MISSING, evidence=("No such file or directory: 'dat/set/prepare.py'",))
+    assert explained(typed).fix.startswith("data/set/prepare.py was sent")
+    kept = replace(MISSING, evidence=("No such file or directory: 'dat/set/train.bin'",))
+    assert explained(kept) == kept
+
+
 def test_a_path_of_this_machine_in_the_code_that_was_sent_is_told_as_the_ranks_find_it(project: Path) -> None:
     for path, fix in (
         (project / "data" / "set" / "prepare.py", "data/set/prepare.py"),
