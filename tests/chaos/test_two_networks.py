@@ -17,12 +17,14 @@ from .trial import FOR_EVER, GLOO, trial
 TELL = {"command": "cat >> ~/news.jsonl"}  # in the home directory of the head
 
 
-def with_gloo_on_the_data_network(lab: Lab, **run: object) -> Path:
-    """The link and the rendezvous are on the other one."""
-    hosts = [
+def with_gloo_on_the_data_network(lab: Lab, *, spares: int = 0, **run: object) -> Path:
+    """The link and the rendezvous are on the other one. `spares`: so many hosts, the last ones."""
+    hosts: list[dict[str, object]] = [
         {"name": host.name, "address": host.address, "env": {"GLOO_SOCKET_IFNAME": host.links["cluster"].interface}}
         for host in lab.hosts
     ]
+    for host in hosts[len(hosts) - spares :]:
+        host["spare"] = True
     return lab.inventory(hosts=hosts, run=run, notify=TELL)
 
 
@@ -85,6 +87,38 @@ def test_a_head_whose_network_of_the_ranks_is_cut_gives_up_the_lead(lab3: Lab) -
         lab3.hosts[0].heal("cluster")
         run.assert_ended(0, "succeeded", within=200, attempt=2)
     assert re.search(r"first failure: node-0: .* at 10\.78\.0\.1\b", run.output)
+
+
+def test_spares_tell_that_it_is_the_head_which_is_cut_off(lab4: Lab) -> None:
+    """The only other host with ranks cannot."""
+    inventory = with_gloo_on_the_data_network(lab4, spares=2, max_restarts=5, nnodes="2:3", lease=4)
+    with trial(lab4, inventory, GLOO, "400", "0.05") as run:
+        run.wait_for("rank 1 step 20 ")
+        lab4.hosts[0].cut("cluster")
+        run.wait_for("node-0 is reached by no other host at 10.78.0.1")
+        assert run.fact()["suspects"] == ["node-0"]
+        run.wait_for("rank 2 step 20 ")
+        assert {node["host"] for node in run.fact()["nodes"] if node["role"] == "spare"} == {"node-0"}
+        lab4.hosts[0].heal("cluster")
+        run.assert_ended(0, "succeeded", within=200, attempt=2)
+    assert re.search(r"first failure: node-0: .* at 10\.78\.0\.1\b", run.output)
+    diagnosed = ok(orch(lab4, "diagnose", run.run_id, "-i", inventory)).stdout
+    assert re.search(r"host-lost, node-0\b", diagnosed) and not re.search(r"host-lost, node-[123]\b", diagnosed)
+
+
+def test_the_host_is_named_if_spares_reach_the_head_and_a_spare_that_is_cut_off_is_not_used(lab4: Lab) -> None:
+    inventory = with_gloo_on_the_data_network(lab4, spares=2, max_restarts=5, nnodes=2)
+    with trial(lab4, inventory, GLOO, "400", "0.05") as run:
+        run.wait_for("rank 1 step 20 ")
+        lab4.hosts[2].cut("cluster")
+        lab4.hosts[1].cut("cluster")
+        run.wait_for("node-1 does not reach node-0")
+        run.wait_for("node-2: it does not reach 10.78.0.1")
+        run.wait_for("rank 1 step 20 ", times=2)
+        assert {node["host"] for node in run.fact()["nodes"] if node["role"] == "spare"} == {"node-1", "node-2"}
+        for host in lab4.hosts[1:3]:
+            host.heal("cluster")
+        run.assert_ended(0, "succeeded", within=200, attempt=2)
 
 
 def test_a_host_that_is_cut_off_is_not_healthy_for_another_head_either(lab3: Lab) -> None:

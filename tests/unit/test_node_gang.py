@@ -443,7 +443,11 @@ def test_a_host_that_was_lost_after_its_part_was_done_is_no_spare_of_a_later_att
 def test_spares_wait_from_the_start_on_and_are_told_the_end() -> None:
     state = at_work(SPARED)
     assert places(state) == {"host-0": (0, 0, 6), "host-1": (1, 1, 6), "host-2": (2, 3, 6)}
-    assert gang_orders.order_of(state, 3) == gang_orders.order_of(state, 4) == Wait(("host-0", "host-1", "host-2"))
+    assert (
+        gang_orders.order_of(state, 3)
+        == gang_orders.order_of(state, 4)
+        == Wait(("host-0", "host-1", "host-2"), state.master_addr)
+    )
     state = ended(state, 2000.0, ok=True)
     assert state.verdict and state.verdict["state"] == "succeeded"
     assert isinstance(gang_orders.order_of(state, 3), End)

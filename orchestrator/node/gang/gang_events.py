@@ -278,9 +278,10 @@ class Commit(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A spare waits until it is needed. `team`: the hosts that do the work."""
+    """A spare waits until it is needed. `team`: the hosts that do the work, which meet at `master_addr`."""
 
     team: Tuple[str, ...]
+    master_addr: str = ""
 
 
 class Check(NamedTuple):

@@ -28,7 +28,7 @@ def order_of(state: State, number: int) -> Optional[Order]:
         if node.leaves is not None and node.phase is not NodePhase.LOST and newcomers.may_end(state, number):
             return End(node.leaves)
         hosts = tuple(state.nodes[member].host for member in state.team)
-        return Wait(hosts) if state.attempt > 0 and node.phase is not NodePhase.LOST else None
+        return Wait(hosts, state.master_addr) if state.attempt > 0 and node.phase is not NodePhase.LOST else None
     if node.phase is NodePhase.EXITED:
         return None
     if state.phase is Phase.RUNNING and node.phase is not NodePhase.LOST:

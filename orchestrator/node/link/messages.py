@@ -39,6 +39,13 @@ class OfHead(NamedTuple):
     election: Any  # see election_messages.py; None: nothing
 
 
+class Reach(NamedTuple):
+    """What a node knows of its way to the head on the network of the ranks."""
+
+    seconds: float  # since that worked last
+    address: Optional[str] = None  # of the head, if it works no more
+
+
 class Malformed(Exception):
     """An honest recorder never sends this."""
 
@@ -84,10 +91,12 @@ def silence(message: Any) -> Dict[str, Any]:
     }
 
 
-def cut(message: Any) -> Tuple[float, str]:
-    """For how many seconds a node has not reached the head on the network of the ranks, and its address there."""
-    message = object_of(message)
-    return _number(message.get("seconds")), text(message.get("address"))
+def reach(message: Any) -> Optional[Reach]:
+    """Whether a node reaches the head on the network of the ranks; None: it cannot tell."""
+    if "cut" in message:
+        cut = object_of(message["cut"])
+        return Reach(_number(cut.get("seconds")), text(cut.get("address")))
+    return Reach(_number(message["reached"])) if "reached" in message else None
 
 
 def checked(message: Any) -> Dict[str, Any]:

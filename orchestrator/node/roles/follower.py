@@ -132,6 +132,7 @@ class WorkerLink(ClusterLink):
         self._order = order
         if isinstance(order, gang_events.Run):
             self._node_rank = order.node_rank
+        if isinstance(order, (gang_events.Run, gang_events.Wait)):
             self._rank_network.begin(order)
         if isinstance(order, gang_events.End):
             self._send({"told": True})
@@ -297,8 +298,12 @@ class WorkerLink(ClusterLink):
         news: Dict[str, Any] = {"silence": self._recorder.silence()}
         if self._saved.look():
             news["saved"] = self._saved.attempt
-        cut = self._rank_network.cut()
-        return news if cut is None else dict(news, cut=cut)
+        cut, reached = self._rank_network.cut(), self._rank_network.reached()
+        if cut is not None:
+            news["cut"] = cut
+        elif reached is not None:
+            news["reached"] = round(reached, 1)
+        return news
 
     def _begun(self) -> bool:
         """Whether this node has had a part in the run, also with a guard before this one."""

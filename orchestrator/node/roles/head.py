@@ -175,7 +175,7 @@ class HeadLink(ClusterLink):
             self._resumption.on_server(number, messages.output_server(message["resume"]))
         if "silence" in message:
             self._silence.hear(number, messages.silence(message["silence"]))
-            self._networks.hear(number, messages.cut(message["cut"]) if "cut" in message else None)
+            self._networks.hear(number, messages.reach(message), self._now())
         if message.get("told") is True:
             self._told.add(number)
         if "saved" in message:

@@ -7,10 +7,10 @@ import errno
 import select
 import socket
 import time
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Union
 
-from ..gang.gang_events import Run
-from ..host import network
+from ..gang.gang_events import Run, Wait
+from ..host import network, state
 from ..link.link import Link
 from ..recorder.health_check import named_interfaces
 
@@ -33,26 +33,29 @@ class RankNetwork:
 
     def __init__(self, spec: Dict[str, Any]) -> None:
         self._spec = spec
-        self._run: Optional[Run] = None
+        self._order: Optional[Union[Run, Wait]] = None
         self._to: Sequence[str] = ()  # the addresses of the head to which the path is known
         self._path: Optional[Path] = None
         self._works_at = self._looks_at = 0.0
+        self._reached_at: Optional[float] = None  # when it worked last, as a message or a try has shown
+        self._is_on_it = False  # this host has reached a head there
         self._is_cut = False  # the last try has failed
         self._is_presumed = False  # to be cut, until a try shows that it works
         self._is_open = False  # the last head was not reached, and no try has shown yet whether this one is
         self._probe: Optional[socket.socket] = None
         self._tries_at = 0.0  # when the next try begins; while it lasts: when it began
 
-    def begin(self, run: Run) -> None:
-        """This node takes part in an attempt."""
-        if self._run is None or run.attempt != self._run.attempt:
-            self._run = run
+    def begin(self, order: Union[Run, Wait]) -> None:
+        """This node takes part in an attempt, or may take part in the next one."""
+        if self._order is None or _attempt_of(order) != _attempt_of(self._order):
+            self._order = order
             self.leave_head()
 
     def leave_head(self) -> None:
         """Another node may be the head. If this one did not reach the last, a try shows which of both was cut off."""
         self._is_open = self._is_open or self.cut() is not None
         self._to, self._path = (), None
+        self._reached_at = None
         self._end_try(False)
 
     def presume_cut(self) -> None:
@@ -73,23 +76,25 @@ class RankNetwork:
         if now < self._looks_at and not at_once:
             return
         self._looks_at = now + LOOKS
-        if self._run is None:
+        if self._order is None:
             return
         if tuple(head_addresses) != self._to:
             self._to = tuple(head_addresses)
-            self._path = _path_of(self._spec, self._run, head_addresses)
+            self._path = _path_of(self._spec, self._order, head_addresses)
+            self._reached_at = None
             if self._is_open:
                 self._tries_at = now
             else:
-                self._works_at, self._tries_at = now, now + INTERVAL
+                is_sure = self._is_on_it or isinstance(self._order, Run)  # that it is on this network
+                self._works_at, self._tries_at = now, now + INTERVAL if is_sure else now
             self._end_try(False)
         if self._path is None:
             self._is_open = False
             return
         if link is not None and now - link.heard_at < LINK_IS_HEARD and link.ends() == self._path:
-            self._works_at = link.heard_at
-            self._is_presumed = self._is_open = False
+            self._is_open = False
             self._end_try(False)
+            self._on_works(link.heard_at)
         elif self._probe is not None:
             self._hear(self._probe, now)
         elif now >= self._tries_at:
@@ -100,7 +105,13 @@ class RankNetwork:
         seconds = time.monotonic() - self._works_at
         if self._path is None or not self._is_cut or seconds < LEAST:
             return None
+        if isinstance(self._order, Wait) and not self._is_on_it:
+            return None  # it may have no such network
         return {"seconds": seconds, "address": self._path.head}
+
+    def reached(self) -> Optional[float]:
+        """The seconds since a message or a try has shown last that the network works; None: nothing has yet."""
+        return None if self._reached_at is None else time.monotonic() - self._reached_at
 
     def problem(self) -> Optional[Dict[str, str]]:
         """For the health check."""
@@ -141,9 +152,12 @@ class RankNetwork:
         works = error in (0, errno.ECONNREFUSED)  # nobody may listen there
         self._end_try(not works)
         if works:
-            self._is_presumed = False
-            self._works_at = now
+            self._on_works(now)
             self._tries_at = now + INTERVAL
+
+    def _on_works(self, at: float) -> None:
+        self._is_presumed, self._is_on_it = False, True
+        self._works_at = self._reached_at = at
 
     def _end_try(self, is_cut: bool) -> None:
         self._is_cut = is_cut
@@ -152,17 +166,21 @@ class RankNetwork:
             self._probe = None
 
 
-def _path_of(spec: Dict[str, Any], run: Run, head_addresses: Sequence[str]) -> Optional[Path]:
+def _attempt_of(order: Union[Run, Wait]) -> Any:
+    return order.attempt if isinstance(order, Run) else (tuple(order.team), order.master_addr)
+
+
+def _path_of(spec: Dict[str, Any], order: Union[Run, Wait], head_addresses: Sequence[str]) -> Optional[Path]:
     """From this host to the head on the network that the ranks use, as far as it is known."""
-    if run.nnodes == 1:
+    if isinstance(order, Run) and order.nnodes == 1:
         return None
     named = named_interfaces(spec) or ([] if spec["interface"] == "auto" else [spec["interface"]])
     try:
-        own = spec.get("cluster_address") or network.source_address(run.master_addr)
+        own = spec.get("cluster_address") or network.source_address(order.master_addr)
         if named and network.interface_of(own) not in named:
             own = network.address_of(named[0]) if len(named) == 1 else None
-        elif run.master_addr in head_addresses:
-            return Path(own, run.master_addr)
+        elif order.master_addr in head_addresses and not state.is_witness(spec):
+            return Path(own, order.master_addr)  # a witness may have a way to it by a router, on another network
         subnet = network.subnet_of(own) if own is not None else None
     except OSError:
         return None
