@@ -20,8 +20,14 @@ LOST = re.compile(
 CUT_RANKS = re.compile(
     r"ddp-orch: first failure: \S+: host lost on the network of the ranks: .*\bat (?P<address>\S+) for "
 )
-UNREACHED = re.compile(r"ddp-orch: (?P<host>\S+) does not reach (?P<head>\S+) at (?P<address>\S+), on the network of ")
+CUT_FROM = re.compile(CUT_RANKS.pattern + r".*\(no other host can tell whether it or (?P<head>\S+) is cut off\)")
+"""It may be the head as well."""
+UNREACHED = re.compile(
+    r"ddp-orch: (?P<host>\S+) (?:does not reach (?P<head>\S+)|is reached by no other host) at (?P<address>\S+), on "
+    r"the network of "
+)
 REACHED = "ddp-orch: {host} reaches {head} at {address} again"
+REACHED_BY_OTHERS = "ddp-orch: {host} is reached at {address} again"
 RESTARTED = re.compile(r"ddp-orch: first failure(?:, seen late)?: \S+: the host was restarted")
 KILLED_GUARD = re.compile(
     r"ddp-orch: first failure(?:, seen late)?: (?P<host>\S+): (?:the|its) guard (?:and recorder )?w"
@@ -173,8 +179,10 @@ def find_cut_ranks(recorder: Sequence[LogLine]) -> tuple[str, str, LogLine] | No
     """A host whose ranks may hang, as their network does not reach the head, that address, and the line about it."""
     lines = [line.text for line in recorder]
     for line in recorder:
-        if (match := UNREACHED.match(line.text)) and REACHED.format(**match.groupdict()) not in lines:
-            return match["host"], match["address"], line
+        if match := UNREACHED.match(line.text):
+            ends = REACHED if match["head"] else REACHED_BY_OTHERS
+            if ends.format(**match.groupdict()) not in lines:
+                return match["host"], match["address"], line
     return None
 
 

@@ -258,6 +258,22 @@ def test_a_host_that_was_cut_off_on_the_network_of_the_ranks_did_not_go_down() -
     assert "10.78.0.1" in found.message and "ip link" in found.fix
 
 
+def test_of_two_hosts_it_may_be_the_head_that_was_cut_off_on_the_network_of_the_ranks() -> None:
+    doubt = " (no other host can tell whether it or node-0 is cut off)"
+    line = CUT_RANKS.replace("elsewhere;", f"elsewhere{doubt};")
+    found = earlier([*STEPS, agent(20.0, "node-0", UNREACHED), agent(40.0, "node-0", line)])
+    assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-2",), "medium")
+    assert "node-0" in found.message and "both" in found.fix
+
+
+def test_a_head_that_no_other_host_reaches_is_named_while_the_ranks_hang() -> None:
+    cut = agent(20.0, "node-0", UNREACHED.replace("node-2 does not reach node-0", "node-0 is reached by no other host"))
+    back = agent(25.0, "node-0", "ddp-orch: node-0 is reached at 10.78.0.1 again")
+    found = earlier([*STEPS, cut])
+    assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-0",), "medium")
+    assert earlier([*STEPS, cut, back]).code != "host-lost"
+
+
 def test_ranks_that_hang_at_the_moment_are_explained_by_their_network_unless_it_is_back() -> None:
     back = agent(25.0, "node-0", "ddp-orch: node-2 reaches node-0 at 10.78.0.1 again")
     cut = agent(20.0, "node-0", UNREACHED)

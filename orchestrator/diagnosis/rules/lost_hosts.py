@@ -37,6 +37,14 @@ CHECK_RANKS = (
     "Check that network on this host: `ip link`, `ethtool INTERFACE`, the cable and the switch port. To train on "
     "another network that the hosts share, set `interface` in the inventory, and run `ddp-orch restart`."
 )
+CUT_FROM = (
+    "This host does not reach {head}, the head, at {address}, on the network that the ranks use, so they hang. One of "
+    "both is cut off there, and no other host could tell which. Both answer on another network."
+)
+CHECK_RANKS_OF_BOTH = (
+    "Check that network on both hosts: `ip link`, `ethtool INTERFACE`, the cable and the switch port. To train on "
+    "another network that the hosts share, set `interface` in the inventory, and run `ddp-orch restart`."
+)
 CUT_OFF_MAYBE_MORE = (
     "The network cut this host off from the others, and perhaps other hosts too. It did not go down: it logged that it "
     "heard nothing from them."
@@ -88,6 +96,9 @@ def _loss_of(host: str, scene: Scene) -> Suspect:
     restarted = recorder_lines.RESTARTED.match(lines[0].text) is not None
     why = f"{host} was restarted" if restarted else f"{host} became unreachable"
     suspect = Suspect("host-lost", REPORTED, lines[0], None, host, "high", why)
+    if match := recorder_lines.CUT_FROM.match(lines[0].text):
+        meaning = CUT_FROM.format(**match.groupdict())
+        return replace(suspect, confidence="medium", why="", meaning=meaning, fix=CHECK_RANKS_OF_BOTH)
     if match := recorder_lines.CUT_RANKS.match(lines[0].text):
         return replace(suspect, why="", meaning=CUT_RANKS.format(address=match["address"]), fix=CHECK_RANKS)
     cut_off = recorder_lines.find_cut_off(own, host)
