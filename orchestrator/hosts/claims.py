@@ -153,8 +153,8 @@ def _stopped_part(parts: Mapping[int, Part]) -> Part | None:
     """The part that knows that the run was stopped, if the others were stopped or lost. `parts`: by node number.
 
     A host that was off when the run was stopped, perhaps the head, finds nobody after it boots: there the run was lost.
-    In a newer attempt, it would have gone on instead. A host that was stopped after the run was lost has only been
-    cleaned up: it was cut off, and did not know.
+    In a newer attempt, it would have gone on instead. (A spare does not count the attempts of the others.) A host that
+    was stopped after the run was lost has only been cleaned up: it was cut off, and did not know.
     """
     stayed = {node: part for node, part in parts.items() if not part.has_left}
     if any(part.state not in ("killed", "lost") for part in stayed.values()):
@@ -167,7 +167,7 @@ def _stopped_part(parts: Mapping[int, Part]) -> Part | None:
         for node, part in stayed.items()
         if part.verdict
         and part.verdict.state == "killed"
-        and part.attempt == newest
+        and (part.attempt == newest or part.node_rank is None)
         and (part.ended_at or 0.0) <= lost_at
     ]
     return stayed[min(stopped, key=lambda node: (node != head, node))] if stopped else None
@@ -193,7 +193,7 @@ def state_of_run(parts: Collection[Part]) -> tuple[Part, str, int]:
     """
     stopped = _stopped_part({part.node: part for part in parts})
     if stopped is not None:
-        return stopped, stopped.state, stopped.attempt
+        return stopped, stopped.state, max(part.attempt for part in parts)
     head = head_of(parts)
     first = min(parts, key=lambda part: (part.node != head, part.has_left, part.node))
     state, attempt = first.state, first.attempt

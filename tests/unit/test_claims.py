@@ -210,6 +210,23 @@ def test_a_host_that_boots_after_a_run_was_stopped_changes_nothing(off: int, lat
     assert verdict is not None and verdict.state == "killed"
 
 
+@pytest.mark.parametrize("late", [GAVE_UP, BOOTED], ids=["that gave up", "without a guard"])
+@pytest.mark.parametrize("booted", [["a"], ["b"], ["a", "b"]], ids="-".join)
+def test_a_run_whose_spares_were_stopped_while_they_waited_stays_stopped(
+    booted: list[str], late: dict[str, Any]
+) -> None:
+    """A spare had no rank in any attempt, so it counts none."""
+    hosts = ["a", "b", "c", "d"]
+    plan = {"nprocs": [1] * 4, "team": 2}
+    spare = {**STOPPED, **plan, "attempt": 0, "node_rank": None, "first_rank": None}
+    parts = {host: part(hosts.index(host), hosts, **spare) for host in "cd"}
+    parts.update({host: part(hosts.index(host), hosts, **late, **plan, attempt=1) for host in booted})
+    (run,) = listing(**{host: [told] for host, told in parts.items()}).runs
+    assert (run.state, run.attempt, run.ended_at, run.stopped_by) == ("killed", 1, 10.0, "ann@laptop")
+    verdict = claims.verdict_of(decoded(parts), {host: number for number, host in enumerate(hosts)})
+    assert verdict is not None and verdict.state == "killed"
+
+
 def test_a_host_that_was_stopped_while_it_was_cut_off_does_not_end_the_run_of_the_others() -> None:
     cut_off = part(1, GOOD, **STOPPED)
     (run,) = listing(good1=[part(0, GOOD, attempt=2)], good2=[cut_off]).runs
