@@ -313,7 +313,8 @@ def print_result(result: KillProof, runs: Sequence[Run], inventory: str, console
             processes = number_of(count, "process", "processes")
             console.note(f"stopped {run_ids or 'leftovers'}: {processes}{where}{proof}")
         else:
-            console.note(f"run {run_ids} had already ended ({runs[0].state}); no process of it was left")
+            none_left = "" if result.remaining or result.failed else "; no process of it was left"
+            console.note(f"run {run_ids} had already ended ({runs[0].state}){none_left}")
     elif not (result.remaining or result.failed or result.left_queue):
         console.note("nothing to stop")
     if result.autostart_removed:
