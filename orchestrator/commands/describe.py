@@ -83,7 +83,7 @@ def make_page(run: registry.Run, records: Mapping[str, Record], inventory: Inven
         return presentable(str(text), False, mask)
 
     source = timeline.source(run.nodes, run.head, records)
-    record = records[source] if source else None
+    record = timeline.complete(run, records[source] if source else None, records.values())
     spec = record.spec if record else None
     started = recent.started(run.run_id)
     events = timeline.history(run, record)

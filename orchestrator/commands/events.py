@@ -71,6 +71,7 @@ def _find_record(fleet: Fleet, inventory: Inventory, run: registry.Run, console:
     if not found:
         found = dict(ask(set(run.nodes) - {head}).done)
         host = timeline.source(run.nodes, run.head, found)
+    others = ask(set(run.nodes) - {head}).done if host == head and timeline.missed_end(run) else {}
     chosen = next((each for each in inventory.hosts if each.name == host), None)
     if chosen is None:
         why = "; ".join(fold_failures(answers.failed))
@@ -82,4 +83,5 @@ def _find_record(fleet: Fleet, inventory: Inventory, run: registry.Run, console:
             why = "does not answer" if head in answers.failed else "was not asked"
         knows = "these are the events that" if found[chosen.name].events else "it alone had all events. This is what"
         console.warning(f"{head or 'the head'} {why}: {knows} {host} knows")
-    return chosen, found[chosen.name]
+    completed = timeline.complete(run, found[chosen.name], others.values())
+    return chosen, completed or found[chosen.name]

@@ -97,7 +97,7 @@ def make(
     head = complete[timeline.source(run.nodes, run.head, complete) or next(iter(complete))]
     spec = head.spec
     assert spec is not None
-    entries = timeline.history(run, head)
+    entries = timeline.history(run, timeline.complete(run, head, records.values()))
     began = entries[0].at if entries else min((line.at for line in figures), default=0.0)
     printed = [(line, figures_in(line.text)) for line in figures if line.rank is not None]
     values = _count_on(_finite(printed))

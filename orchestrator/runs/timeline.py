@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
@@ -36,25 +36,30 @@ class Entry:
 
 
 def history(run: Run, record: recorded.Record | None) -> list[Entry]:
-    """What happened in a run. `record`: of the host that knows most (see `source`).
+    """What happened in a run. `record`: of the host that knows most (see `source`), completed (see `complete`).
 
     What a head that was lost cannot have recorded comes from the verdicts of the other hosts.
     """
     events = record.events if record else ()
     spec = record.spec if record else None
-    known = entries(events, [node.host for node in spec.nodes] if spec else run.hosts)
+    hosts = [node.host for node in spec.nodes] if spec else run.hosts
+    known = entries(events, hosts)
     if not known and run.attempt and (started := _unix_time(run.started_at)) is not None:
         team = fold(node.host for node in spec.nodes if not (node.spare or node.witness)) if spec else ""
         known = [Entry(started, "attempt", f"attempt 1 started{team and ' on '}{team}")]
-    known += _end(run, known, restarts=bool(spec and spec.max_restarts))
-    for wait in _waits(run, record) if record else ():
+    is_asked = any(isinstance(event, recorded.StopRequested) for event in events)
+    known += _end(run, known, restarts=bool(spec and spec.max_restarts), is_asked=is_asked)
+    for wait in _waits(run, record, _names(events, hosts)) if record else ():
         place = next((number for number, entry in enumerate(known) if entry.at > wait.at), len(known))
         known.insert(place, wait)
     return known
 
 
-def _end(run: Run, known: Sequence[Entry], *, restarts: bool) -> list[Entry]:
-    """The end of the run, and its first failure if that is not known. `restarts`: whether it had run.max_restarts."""
+def _end(run: Run, known: Sequence[Entry], *, restarts: bool, is_asked: bool) -> list[Entry]:
+    """The end of the run, and its first failure if that is not known.
+
+    `restarts`: whether it had run.max_restarts. `is_asked`: whether the request to stop it is known.
+    """
     verdict = run.verdict
     if verdict is None:
         return []
@@ -66,22 +71,67 @@ def _end(run: Run, known: Sequence[Entry], *, restarts: bool) -> list[Entry]:
     agree = {part.node: part.ended_at for part in run.parts.values() if part.verdict == verdict and part.ended_at}
     if agree:
         ended_at = agree.get(run.head) or max(agree.values())
+        if verdict.stopped_by and not is_asked:
+            result.append(Entry(ended_at, "request", f"stopped by {verdict.stopped_by}"))
         why = f"; not restarted: {verdict.no_restart_reason}" if restarts and verdict.no_restart_reason else ""
         result.append(Entry(ended_at, "end", f"the run {ENDED[verdict.state]}{why}"))
     return result
 
 
-def _waits(run: Run, record: recorded.Record) -> Iterator[Entry]:
-    """What the host of the record has waited for. Where it is not the head, the head may be what it waits for."""
+def _waits(run: Run, record: recorded.Record, names: Sequence[str]) -> Iterator[Entry]:
+    """What the hosts of the record have waited for. Where it is not the head, the head may be what they wait for."""
     head = run.hosts[run.head] if run.head < len(run.hosts) else None
+    over = run.ended_at if run.verdict is not None else None
     for wait in record.waits:
-        if wait.until is None:
+        if wait.until is None or (over is not None and wait.at > over):  # a host that has booted since then
             continue
         until = whole_seconds(rfc3339(wait.until))
         if wait.hosts == (head,):
             yield Entry(wait.at, "failure", f"{head}, the head, does not answer: the run waits for it until {until}")
-        else:
-            yield Entry(wait.at, "change", f"the run waits for {fold(wait.hosts)} until {until}")
+            continue
+        first = run.verdict.first_failure if run.verdict else None
+        if first is None and (silent := _silent_hosts(wait, record.events, names, head)):
+            yield Entry(wait.at, "failure", _describe_loss(silent))
+        yield Entry(wait.at, "change", f"the run waits for {fold(wait.hosts)} until {until}")
+
+
+def _describe_loss(hosts: Sequence[str]) -> str:
+    was, them = ("were", "them") if len(hosts) > 1 else ("was", "it")
+    return f"{fold(hosts)} {was} lost: the other hosts received nothing from {them}"
+
+
+def _silent_hosts(
+    wait: recorded.Wait, events: Sequence[recorded.Event], names: Sequence[str], head: str | None
+) -> list[str]:
+    """Those of the awaited hosts of which no event says why: without a majority, the hosts record no events."""
+    running: set[str] = set()
+    explained: set[str] = set()
+    leader = 0
+    for event in events:
+        match event:
+            case recorded.AttemptOrdered(fields=ordered):
+                if ordered.at > wait.at:
+                    break
+                running = set()
+            case recorded.Started(fields=fields) if fields.node < len(names):
+                running.add(names[fields.node])
+                explained.discard(names[fields.node])
+            case recorded.NodeEvent("Lost" | "Restarted", fields) if fields.node < len(names):
+                explained.add(names[fields.node])
+            case recorded.NodeEvent("Elected", elected):
+                explained |= set() if elected.resigned else set(names[leader : leader + 1])
+                leader = elected.node
+            case (
+                recorded.Exited(fields=fields)
+                | recorded.Failed(fields=fields)
+                | recorded.Drain(fields=fields)
+                | recorded.Checked(fields=fields)
+            ) if fields.node < len(names):
+                running.discard(names[fields.node])
+            case _:
+                continue
+    awaited = wait.hosts if head in wait.hosts else [host for host in wait.hosts if host in running]
+    return [host for host in awaited if host not in explained]
 
 
 def _unix_time(time: str) -> float | None:
@@ -107,6 +157,32 @@ def source(nodes: Mapping[str, int], head: int, records: Mapping[str, recorded.R
         return nodes[host] == head, len(records[host].events), len(records[host].waits)
 
     return max(hosts, key=knowledge, default=None)
+
+
+def missed_end(run: Run) -> bool:
+    """Whether the head has answered, but does not know the end of the run, or for whom the others have waited.
+
+    It was off, and is back.
+    """
+    parts = [part for host, part in run.parts.items() if host not in run.disputed]
+    head = next((part for part in parts if part.node == run.head), None)
+    known = {part.verdict.state for part in parts if part.verdict and not part.has_left}
+    return head is not None and (head.lacks_guard or bool(known - {head.verdict.state if head.verdict else None}))
+
+
+def complete(run: Run, record: recorded.Record | None, records: Iterable[recorded.Record]) -> recorded.Record | None:
+    """The record, with what the other hosts have waited for since the last event. See `missed_end`.
+
+    `records`: of all hosts that answered.
+    """
+    if record is None or not missed_end(run):
+        return record
+    known = max((event.fields.at for event in record.events if not isinstance(event, recorded.OtherEvent)), default=0.0)
+    others = [
+        other.waits for other in records if other.run and other.run.node != run.head and not other.run.lacks_guard
+    ]
+    later = [wait for wait in max(others, key=len, default=()) if wait.at > known]
+    return replace(record, waits=(*record.waits, *later))
 
 
 @dataclass(frozen=True)

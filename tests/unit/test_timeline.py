@@ -198,3 +198,37 @@ def test_a_wait_for_the_head_is_told_when_it_is_back() -> None:
         restarted = event("Restarted", 1060.0, node=node)
         last = timeline.entries(events_of(*started(1000.0), restarted), HOSTS)[-1]
         assert ("waited" in last.what) is waited
+
+
+GAVE_UP = {"state": "lost", "verdict": {"state": "lost"}, "ended_at": 1200.0}
+KILLED = {"state": "killed", "verdict": {"state": "killed", "stopped_by": "ann@laptop"}, "ended_at": 1070.0}
+
+
+@pytest.mark.parametrize("head", [{"state": "lost"}, GAVE_UP], ids=["without a guard", "that gave up"])
+def test_a_head_that_boots_after_the_end_of_the_run_hides_nothing(head: dict[str, Any]) -> None:
+    spares = {host: part_of(**TEAM, **KILLED, host=host, node=HOSTS.index(host), node_rank=None) for host in "bc"}
+    of_head = record(*started(1000.0), **head)
+    of_head = replace(of_head, waits=(Wait(1100.0, ("b", "c"), 1200.0),))  # it finds nobody
+    waited = replace(record(host="b", node=1), waits=(Wait(1012.0, ("a", "c"), 1110.0),))
+    off = Run("R", "mine", "killed", 1, "1970-01-01T00:16:40Z", spares)
+    on = replace(off, parts={"a": part_of(**TEAM, host="a", **head), **spares})
+    known = timeline.history(off, replace(waited, events=of_head.events))
+    assert [entry.kind for entry in known] == ["attempt", "failure", "change", "request", "end"]
+    assert known[1].what.startswith("a,c were lost") and "ann@laptop" in known[3].what
+    assert timeline.missed_end(on) and not timeline.missed_end(off)
+    assert timeline.history(on, timeline.complete(on, of_head, [of_head, waited])) == known
+
+
+def test_a_loss_that_the_head_has_recorded_is_not_repeated_at_the_wait_for_it() -> None:
+    lost = record(*started(1000.0), event("Elected", 1005.0, node=1), event("Lost", 1010.0, node=2))
+    known = replace(lost, waits=(Wait(1012.0, ("a", "c"), 1110.0),))
+    run = Run("R", "mine", "waiting", 1, "1970-01-01T00:16:40Z", {"b": part_of(**TEAM, host="b", node=1, head=1)})
+    assert [entry.kind for entry in timeline.history(run, known)] == ["attempt", "failure", "failure", "change"]
+
+
+def test_a_head_without_a_majority_has_lost_the_hosts_that_it_waits_for() -> None:
+    """It records no event of that."""
+    known = replace(record(*started(1000.0)), waits=(Wait(1012.0, ("b", "c"), 1110.0),))
+    run = Run("R", "mine", "waiting", 1, "1970-01-01T00:16:40Z", {"a": part_of(**TEAM, host="a")})
+    found = timeline.history(run, known)
+    assert [entry.kind for entry in found] == ["attempt", "failure", "change"] and "b,c" in found[1].what
