@@ -98,7 +98,7 @@ def _finding(suspect: Suspect, scene: Scene, knowledge: Knowledge, severity: Lit
         fill_in(suspect.fix or cause.fix, evidence, suspect.exception.frames if suspect.exception else ()),
         evidence,
         suspect.rank,
-        suspect.line.at,
+        suspect.line.at if suspect.is_dated else scene.record.lost_at,
         suspect.confidence,
     )
 

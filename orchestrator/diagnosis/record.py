@@ -21,6 +21,8 @@ class RunRecord:
     """Flight-recorder dumps (node/serve/flight.py)."""
     lost: str | None = None
     """The host that became unreachable, where that was the first failure."""
+    lost_at: float | None = None
+    """When the others found that; None: unknown."""
     without_guard: Sequence[str] = ()
     """Hosts that were restarted, or whose guard was killed, before the run was over."""
     stopped_by: str | None = None

@@ -37,6 +37,8 @@ class Suspect:
     meaning: str = ""
     """In place of that of the cause; the same for `fix`."""
     fix: str = ""
+    is_dated: bool = True
+    """Whether the time of the line is that of the failure. The last line of a lost host may be much older."""
 
 
 Suspects = tuple[Suspect, ...]

@@ -76,7 +76,7 @@ def gather_and_diagnose(
     at_start = {host: part.host in part.had_outputs for host, part in parts.items() if part.node_rank is not None}
     empty = [host for host, part in parts.items() if not (part.outputs or part.shared_output)]
 
-    def find_earlier_cause(known: Mapping[str, Evidence], number: int, lost: str | None) -> Finding:
+    def find_earlier_cause(known: Mapping[str, Evidence], number: int, lost: timeline.Loss | None) -> Finding:
         finding = diagnose_earlier_attempt(lines, known, number, same_code, lost)
         uneven = find_uneven_resume(lines, number, LINES_PER_STREAM[0], empty, resume, at_start)
         return with_uneven_resume([finding], uneven, restarted=False)[0]
@@ -122,12 +122,12 @@ def _earlier_attempts(
 def _find_earlier_causes(
     attempts: Sequence[int],
     evidence: Mapping[str, Evidence],
-    find_cause: Callable[[Mapping[str, Evidence], int, str | None], Finding],
+    find_cause: Callable[[Mapping[str, Evidence], int, timeline.Loss | None], Finding],
     ask_for_events: Callable[[], tuple[Sequence[Event], Sequence[str]]],
 ) -> tuple[tuple[int, Finding], ...]:
     """Why each attempt failed, by its lines; if that is not sure, by the events of the run too.
 
-    `find_cause`: its last argument is the host that the attempt has lost first. `ask_for_events`: gives the names of
+    `find_cause`: its last argument is what the attempt has lost first. `ask_for_events`: gives the names of
     the nodes too.
     """
     causes = tuple((number, find_cause(evidence, number, None)) for number in attempts)
@@ -301,6 +301,7 @@ def diagnose_last_attempt(
         oom_hosts=tuple(host for host, answer in answers.items() if answer.oom_kills),
         dumps=[dump_of(summary) for answer in answers.values() for summary in answer.dumps],
         lost=first.host if first and first.lost else None,
+        lost_at=first.at if first and first.lost else None,
         without_guard=without_guard,
         stopped_by=verdict.stopped_by if verdict.state == "killed" else None,
         failed_at=min((failure.at for _, failure in failures), default=None),
@@ -329,13 +330,18 @@ def _finished(answers: Mapping[str, Evidence], ranks: Mapping[int, str], attempt
 
 
 def diagnose_earlier_attempt(
-    lines: Sequence[Line], answers: Mapping[str, Evidence], attempt: int, same_code: bool, lost: str | None = None
+    lines: Sequence[Line],
+    answers: Mapping[str, Evidence],
+    attempt: int,
+    same_code: bool,
+    lost: timeline.Loss | None = None,
 ) -> Finding:
     """Why an attempt failed before the run was restarted. `lost`: the host that the run lost first."""
     failures = _failures(answers, attempt)
     first = min((failure for _, failure in failures), key=lambda failure: failure.at, default=None)
     failed_at, rank = (first.at, first.rank) if first else (None, None)
-    record = RunRecord(_exits(failures), failed_at=failed_at, first_rank=rank, same_code=same_code, lost=lost)
+    record = RunRecord(_exits(failures), failed_at=failed_at, first_rank=rank, same_code=same_code)
+    record = replace(record, lost=lost.host, lost_at=lost.at) if lost else record
     return diagnose(_lines_of_attempt(lines, answers, attempt), record).findings[0]
 
 

@@ -204,11 +204,20 @@ def drained_attempts(events: Sequence[recorded.Event]) -> set[int]:
     return {attempt for attempt, end in _ends(events).items() if end.kind == "drain"}
 
 
-def lost_first(events: Sequence[recorded.Event], hosts: Sequence[str]) -> dict[int, str]:
+@dataclass(frozen=True)
+class Loss:
+    """A host that was lost or restarted, and when the others found that (Unix time, s)."""
+
+    host: str
+    at: float | None
+
+
+def lost_first(events: Sequence[recorded.Event], hosts: Sequence[str]) -> dict[int, Loss]:
     """The attempts whose first failure was that a host was lost or restarted, and that host. `hosts`: see `entries`."""
     names = _names(events, hosts)
     ends = _ends(events).items()
-    return {attempt: names[end.node] for attempt, end in ends if end.kind == "lost" and end.node < len(names)}
+    lost = ((attempt, end) for attempt, end in ends if end.kind == "lost" and end.node < len(names))
+    return {attempt: Loss(names[end.node], end.at) for attempt, end in lost}
 
 
 def first_failures(events: Sequence[recorded.Event], hosts: Sequence[str]) -> dict[int, str]:

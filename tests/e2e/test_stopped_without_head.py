@@ -65,7 +65,7 @@ def test_a_run_that_was_stopped_while_its_head_was_off_stays_stopped(lab4: Lab) 
 
 @pytest.mark.full
 def test_it_stays_stopped_after_guards_that_booted_with_their_hosts_gave_up(lab4: Lab) -> None:
-    run_id = stop_without_head(lab4, autostart="cron", rejoin_timeout=10)
+    run_id = stop_without_head(lab4, autostart="cron", rejoin_timeout=45)
     before = told(lab4, run_id)
     for host in lab4.hosts[:2]:
         host.boot()

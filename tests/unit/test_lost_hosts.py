@@ -21,6 +21,7 @@ from orchestrator.output.finding import Finding
 from orchestrator.output.lines import Line
 from orchestrator.output.mask import Mask
 from orchestrator.runs import diagnose as diagnose_run
+from orchestrator.runs import timeline
 
 ATTEMPT = "ddp-orch: attempt 1 on node-0, node-1, node-2, rendezvous at 10.77.0.2:20001"
 RESTARTED = (
@@ -109,6 +110,15 @@ def of_last(lines: list[Line], without_guard: tuple[str, ...] = ()) -> Finding:
     ranks = {0: "node-0", 1: "node-1", 2: "node-2"}
     found = diagnose_run.diagnose_last_attempt(lines, verdict, answers, ranks, without_guard=without_guard)
     return found.findings[0]
+
+
+def test_the_last_line_of_a_lost_host_does_not_tell_when_it_was_lost() -> None:
+    """It may have been printed long before."""
+    assert of_last(STEPS).at == 20.0
+    of_head = [agent(0.0, "node-0", ATTEMPT), *STEPS]
+    for at, lost_at in ((20.0, 20.0), (None, None)):
+        found = diagnose_run.diagnose_earlier_attempt(of_head, {}, 1, True, timeline.Loss("node-1", at))
+        assert (found.code, found.hosts, found.at, found.evidence) == ("host-lost", ("node-1",), lost_at, ("step 3",))
 
 
 def test_a_harmless_warning_is_no_evidence_of_a_loss() -> None:

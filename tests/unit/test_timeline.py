@@ -141,7 +141,9 @@ def test_a_host_whose_ranks_have_finished_can_be_lost_without_harm() -> None:
         assert timeline.entries(known, HOSTS)[-1].kind == "change"
         assert not timeline.first_failures(known, HOSTS) and not timeline.lost_first(known, HOSTS)
     late = events_of(*started(1000.0), *finished[:2], event("Lost", 1020.0, node=2))
-    assert timeline.entries(late, HOSTS)[-1].kind == "failure" and timeline.lost_first(late, HOSTS) == {1: "c"}
+    assert timeline.entries(late, HOSTS)[-1].kind == "failure" and timeline.lost_first(late, HOSTS) == {
+        1: timeline.Loss("c", 1020.0)
+    }
 
 
 FAILURE = {"host": "c", "node": 2, "rank": 2, "what": "rank 2: exit code 1", "said": "KeyError", "at": 1009.0}

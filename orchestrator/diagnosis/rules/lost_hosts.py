@@ -78,7 +78,8 @@ def add_lost_host(suspects: Suspects, scene: Scene) -> Suspects:
         line = found[0].line if found else silence.line  # so that the host that is reported comes first
         confidence: Confidence = "high" if silence.is_sure else "medium"
         others = [other for other in silence.hosts if other != host]
-        found += [Suspect("host-lost", REPORTED, line, None, other, confidence, NO_MAJORITY) for other in others]
+        like = replace(found[0], meaning="", fix="") if found else Suspect("host-lost", REPORTED, line, None, None)
+        found += [replace(like, host=other, confidence=confidence, why=NO_MAJORITY) for other in others]
         found = _explain_cut(found, silence, scene)
     if found:
         return (*suspects, *found, *_lost_too(found, scene))
@@ -90,12 +91,13 @@ def _loss_of(host: str, scene: Scene) -> Suspect:
     lines = [line for lost, line in [recorder_lines.find_lost_host(own) or ("", None)] if lost == host and line]
     silent = recorder_lines.find_silent_head(own)
     lines += [silent[2]] if silent and silent[0] == host else []
+    is_reported = bool(lines)
     is_noise = load_knowledge().is_noise
     lines += [line for line in reversed(scene.lines) if line.host == host and not is_noise(line.text)][:1]
     lines += [LogLine(0, host, host, None, scene.record.failed_at, "")]
     restarted = recorder_lines.RESTARTED.match(lines[0].text) is not None
     why = f"{host} was restarted" if restarted else f"{host} became unreachable"
-    suspect = Suspect("host-lost", REPORTED, lines[0], None, host, "high", why)
+    suspect = Suspect("host-lost", REPORTED, lines[0], None, host, "high", why, is_dated=is_reported)
     if match := recorder_lines.CUT_FROM.match(lines[0].text):
         meaning = CUT_FROM.format(**match.groupdict())
         return replace(suspect, confidence="medium", why="", meaning=meaning, fix=CHECK_RANKS_OF_BOTH)
