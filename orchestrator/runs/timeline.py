@@ -178,9 +178,8 @@ def complete(run: Run, record: recorded.Record | None, records: Iterable[recorde
     if record is None or not missed_end(run):
         return record
     known = max((event.fields.at for event in record.events if not isinstance(event, recorded.OtherEvent)), default=0.0)
-    others = [
-        other.waits for other in records if other.run and other.run.node != run.head and not other.run.lacks_guard
-    ]
+    parts = ((other.run, other.waits) for other in records if other.run and other.run.node != run.head)
+    others = [waits for part, waits in parts if not part.lacks_guard and part.verdict == run.verdict]
     later = [wait for wait in max(others, key=len, default=()) if wait.at > known]
     return replace(record, waits=(*record.waits, *later))
 

@@ -211,14 +211,15 @@ def test_a_head_that_boots_after_the_end_of_the_run_hides_nothing(head: dict[str
     spares = {host: part_of(**TEAM, **KILLED, host=host, node=HOSTS.index(host), node_rank=None) for host in "bc"}
     of_head = record(*started(1000.0), **head)
     of_head = replace(of_head, waits=(Wait(1100.0, ("b", "c"), 1200.0),))  # it finds nobody
-    waited = replace(record(host="b", node=1), waits=(Wait(1012.0, ("a", "c"), 1110.0),))
+    waited = replace(record(host="b", node=1, **KILLED), waits=(Wait(1012.0, ("a", "c"), 1110.0),))
     off = Run("R", "mine", "killed", 1, "1970-01-01T00:16:40Z", spares)
     on = replace(off, parts={"a": part_of(**TEAM, host="a", **head), **spares})
     known = timeline.history(off, replace(waited, events=of_head.events))
     assert [entry.kind for entry in known] == ["attempt", "failure", "change", "request", "end"]
     assert known[1].what.startswith("a,c were lost") and "ann@laptop" in known[3].what
     assert timeline.missed_end(on) and not timeline.missed_end(off)
-    assert timeline.history(on, timeline.complete(on, of_head, [of_head, waited])) == known
+    also_booted = replace(record(host="c", node=2, **GAVE_UP), waits=(*of_head.waits, Wait(1150.0, ("b",), 1200.0)))
+    assert timeline.history(on, timeline.complete(on, of_head, [of_head, also_booted, waited])) == known
 
 
 def test_a_loss_that_the_head_has_recorded_is_not_repeated_at_the_wait_for_it() -> None:
