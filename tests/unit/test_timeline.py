@@ -97,6 +97,14 @@ def test_a_wait_of_the_head_is_told_where_it_began() -> None:
     assert [entry.kind for entry in found] == ["attempt", "failure", "change", "attempt"]
 
 
+def test_a_head_that_is_not_healthy_does_not_tell_that_it_does_not_answer() -> None:
+    checked = event("Checked", 1011.0, node=0, attempt=2, problems=[{"code": "disk-full", "text": "no space"}])
+    known = replace(record(*started(1000.0), checked), waits=(Wait(1012.0, ("a",), 1110.0),))
+    run = Run("R", "mine", "waiting", 1, "1970-01-01T00:16:40Z", {"a": part_of(**TEAM, host="a")})
+    told = [entry.what for entry in timeline.history(run, known)]
+    assert not any("the head," in what for what in told) and "waits for a" in told[-1]
+
+
 def test_an_attempt_counts_as_soon_as_its_event_is_known() -> None:
     run = Run("R", "mine", "starting", 0, "1970-01-01T00:16:40Z", {"a": part_of(**TEAM, host="a")})
     known = record(*started(1000.0))
