@@ -117,6 +117,7 @@ def test_the_host_that_told_that_a_run_waits_tells_that_it_was_stopped(
         return [json.loads(line)["state"] for line in news.read_text().splitlines()] if news.exists() else []
 
     wait_until(lambda: "waiting" in states(), 40, "somebody tells that it waits")
+    assert "ddp-orch revive" in news.read_text()
     for node in sorted({0, 1, 2} - {*lost}):
         assert run.stop(node, grace=1.0)["remaining"] == []
     wait_until(lambda: states()[-1] == "killed", 20, "and that it was stopped")

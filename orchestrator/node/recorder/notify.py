@@ -71,8 +71,6 @@ def message(
     if first_failure:
         text += ": %s: %s" % (first_failure["host"], first_failure["what"])
     text += "; %s" % more if more else ""
-    if state == "waiting" and spec.get("autostart", "none") == "none":
-        text += "; after a reboot of a host, run: ddp-orch revive %s" % spec["name"]
     return {
         "text": text,
         "run_id": spec["run_id"],
@@ -82,6 +80,13 @@ def message(
         "hosts": [node["host"] for node in spec["nodes"]],
         "first_failure": {key: first_failure.get(key) for key in ("host", "rank", "what")} if first_failure else None,
     }
+
+
+def advise_reviving(spec: Dict[str, Any]) -> str:
+    """For a message about lost hosts that a run waits for."""
+    if spec.get("autostart", "none") != "none":
+        return ""
+    return "; after a reboot of a host, run: ddp-orch revive %s" % spec["name"]
 
 
 def is_last(message: Dict[str, Any]) -> bool:

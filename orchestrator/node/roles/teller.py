@@ -2,6 +2,7 @@
 
 from typing import Any, Callable, Dict, Optional
 
+from ..gang import gate, team
 from ..gang.gang_state import Phase, State
 from ..link.peers import RecorderApi
 from ..recorder import notify
@@ -21,6 +22,12 @@ class Teller:
         if after.phase is Phase.RESTARTING and before.phase is not Phase.RESTARTING:
             self._notes = len(before.notes)
         news = narration.news(before, after, () if self._notes is None else before.notes[self._notes :])
+        if (
+            news is not None
+            and news.state == "waiting"
+            and set(team.missing(after)).difference(gate.unfit_hosts(after))
+        ):
+            news = news._replace(more=news.more + notify.advise_reviving(self._recorder.spec))
         if news is not None:
             self._notify(news)
         if before.verdict is None:
