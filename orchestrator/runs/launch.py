@@ -206,7 +206,7 @@ def advise_start_without(plan: Plan, probed: Results[Any], context: LaunchContex
     for without in (unreachable, [head]) if head in unreachable else (unreachable,):  # spares replace all but the head
         try:
             selected = select(plan.inventory, all_but(without))
-        except UsageError:  # run.nnodes asks for more hosts than are left, or only spares are
+        except UsageError:  # run.nnodes asks for more hosts than are left
             continue
         left = sum(host.name not in unreachable for host in selected.hosts)
         nnodes = selected.run.nnodes

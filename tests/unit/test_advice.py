@@ -172,8 +172,8 @@ def test_the_others_are_asked_by_the_option_of_the_command() -> None:
         ("hosts: [a, b]", ["a", "b"], []),
         ("hosts: [a, b, c]\nrun: {nnodes: 3}", ["b"], []),
         ("hosts: [a, b, c]\nrun: {nnodes: 2}", ["a"], ["a"]),
-        ("hosts: [a, {name: b, spare: true}]", ["a"], []),
-        ("hosts: [a, b, c, {name: d, spare: true}]\nrun: {nnodes: '2:3'}", ["a", "c"], ["a"]),
+        ("hosts: [a, {name: b, spare: true}]", ["a"], ["a"]),
+        ("hosts: [a, b, c, {name: d, spare: true}]\nrun: {nnodes: '2:3'}", ["a", "c"], ["a", "c"]),
         ("hosts: [a, b, c, {name: d, spare: true}]\nrun: {nnodes: '2:3'}", ["a", "c", "d"], []),
     ],
 )
