@@ -9,6 +9,7 @@ exits           lines -> how processes ended
 stacks          stacks of all ranks -> who keeps the others waiting
 dumps           flight-recorder dumps -> who never joined a collective
 scene           what all of these show together: hosts, ranks, order
+shell_errors    what shells and their commands print when they fail
 causes          knowledge/*.yaml -> signatures, meaning, fix, precedence
 suspects        a sign of a cause, with the level that decides which one counts
 signs           scene and causes -> suspects

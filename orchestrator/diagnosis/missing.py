@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..output.console import fold
 from ..output.finding import Finding
-from . import causes
+from . import causes, shell_errors
 
 CODES = ("dataset-missing", "file-missing-on-host")
 QUOTED = re.compile(r"['\"](/?[\w.-]+(?:/[\w. -]+)*/?)['\"]")
@@ -49,6 +49,8 @@ def path_of(finding: Finding) -> str | None:
     for text in finding.evidence:
         if text.startswith('File "'):
             continue  # a frame of the traceback
+        if path := shell_errors.missing_path(text):
+            return path
         for match in (QUOTED.search(text), BARE.search(text)):
             if match and "://" not in text[: match.start() + 8]:
                 return match[1]

@@ -17,6 +17,7 @@ from .rules import (
     missing_files,
     own_calls,
     run_record,
+    shell_commands,
     unreadable_files,
 )
 from .scene import Scene
@@ -49,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     connections.find_missed_rendezvous,
     connections.find_absent_peer,
     endings.drop_stuck_watchdog,
+    shell_commands.explain_cd,
     devices.check_allocation_size,
     # by what the hosts of the run know
     run_record.drop_own_signals,
@@ -62,6 +64,8 @@ RULES: tuple[Rule, ...] = (
     lost_hosts.add_lost_host,
     run_record.drop_after_stacks,
     run_record.add_hang_causes,
+    shell_commands.explain_missing_script,
+    shell_commands.find_failed_command,
     missing_files.check_sent_code,
 )
 

@@ -12,6 +12,7 @@ from .causes import Cause, Knowledge, Signature
 from .exits import Exit
 from .rules.hidden_modules import hiding_file
 from .scene import Scene, host_or_source
+from .shell_errors import missing_path
 from .suspects import DECISIVE, ENDING, SPECIFIC, Suspect, Suspects
 from .tracebacks import INSTALLED, OF_COMMAND, OF_LAUNCHER, TRIED, LoggedException
 from .transcript import LogLine
@@ -263,6 +264,8 @@ def _match_exception(exception: LoggedException, scene: Scene, knowledge: Knowle
     for source in exception.sources:
         texts = [text for text in source.lines if text.strip() not in (":", "")]
         texts = texts[:1] if source.own_words else texts
+        # a script's next command may fail for want of what the first one did not make
+        texts = [text for text in texts if text is texts[0] or missing_path(text) is None]
         if len(texts) > MAX_LINES:
             texts = texts[: MAX_LINES // 2] + texts[-MAX_LINES // 2 :]
         for text in texts:

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ..diagnosis.engine import Diagnosis
+from ..diagnosis.shell_errors import missing_path
 from ..output.finding import Finding
 from ..plan import import_roots, snapshot
 from . import recent, unsent_modules
@@ -67,12 +68,12 @@ def _sent_like(folder: Path, path: str) -> str | None:
 
 
 def _paths(finding: Finding, folder: Path) -> Iterator[str]:
-    """The quoted paths of a finding, relative to the folder in which the run starts, but for those of its frames."""
+    """The paths in a finding, relative to the folder in which the run starts, but for those of its frames."""
     for line in (*finding.evidence, finding.message):
         if line.startswith('File "'):
             continue
-        for match in _QUOTED.finditer(line):
-            path = match[1] or match[2]
+        of_command = missing_path(line)
+        for path in [of_command] if of_command else [match[1] or match[2] for match in _QUOTED.finditer(line)]:
             inner = _IN_CODE.fullmatch(path)
             if inner is None:
                 yield path

@@ -24,6 +24,7 @@ from orchestrator.diagnosis.rules import (
     missing_files,
     own_calls,
     run_record,
+    shell_commands,
     unreadable_files,
 )
 from orchestrator.diagnosis.scene import NO_RECORD, Scene, build_scene
@@ -128,6 +129,8 @@ KILLED_AGENT = Exit(
     -9, -1, "a", None, 9.0, line=LogLine(-1, "a", "a", None, 9.0, "torchrun: killed by SIGKILL"), agent=True
 )
 EXITED = Exit(1, -1, "b", 1, 9.0, line=LogLine(-1, "b", "b", 1, 9.0, "rank 1: exit code 1"), root=True)
+CD = "run.sh: line 2: cd: /home/ann/sky_workdir: No such file or directory\n"
+NO_SCRIPT = "python: can't open file '/w/trian.py': [Errno 2] No such file or directory\n"
 LATE_ERROR = RAISED + "KeyError: 'labels'\n"
 OOM_LINE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
 STOPPED_AFTER_REFUSAL = Case(
@@ -266,6 +269,20 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         Case({"a": tag(0, STEPS + RAISED + PEER_LOST), "b": tag(1, STEPS)}),
         {"gloo-peer-lost 21 a 0"},
         {"gloo-peer-lost 21 b 1"},
+    ),
+    shell_commands.explain_cd: (
+        Case({"a": "start\n", "b": tag(1, CD)}, RunRecord(exits=(EXITED,))),
+        {"remote-workdir-missing 78 b 1"},
+        {"script-exception 78 b 1"},
+    ),
+    shell_commands.explain_missing_script: (Case({"a": NO_SCRIPT}, RunRecord(same_code=True)), set(), set()),
+    shell_commands.find_failed_command: (
+        Case(
+            {"a": "start\n", "b": tag(1, "ls: cannot access '/data': No such file or directory\n")},
+            RunRecord((EXITED,)),
+        ),
+        set(),
+        {"dataset-missing 62 b 1"},
     ),
     endings.drop_stuck_watchdog: (Case({"a": NCCL_TIMEOUT + STUCK_WATCHDOG}), {"nccl-watchdog-stuck 36 a 0"}, set()),
     devices.check_allocation_size: (

@@ -7,6 +7,7 @@ hidden_modules    imports of the own files of the user: those that hide a module
 lost_hosts        hosts that the run lost
 missing_files     files that are missing on some hosts
 own_calls         variables that are not set, ports, and missing commands, of the script itself
+shell_commands    commands of a shell script that fail and end it
 unreadable_files  files that are no checkpoints, or that torch.load refuses
 run_record        what the hosts of a run know beyond its output
 

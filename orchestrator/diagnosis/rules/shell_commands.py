@@ -1,0 +1,98 @@
+"""Commands of a shell script that fail and end it: missing files, folders, and permissions. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..exits import Exit
+from ..scene import NO_RECORD, Scene
+from ..shell_errors import CD, DENIED, find_final_errors, missing_path, unmade_path
+from ..suspects import ENDING, SPECIFIC, Suspect, Suspects, map_code
+from ..transcript import LogLine
+
+LEVEL = 62
+LEVEL_OF_SCRIPT = 79  # of a script that Python cannot open: knowledge/remote-workdir-missing.yaml
+NO_SCRIPT = "can't open file"
+MEANING_OF_CD = "The script changes to a folder that does not exist on this host: {path}."
+IN_CODE = "the run starts in the folder of the code"
+REMOVE_CD = f"Remove that `cd`: {IN_CODE}, which takes the place of ~/sky_workdir."
+CORRECT_CD = f"Correct the path, or remove that `cd`: {IN_CODE}."
+WRITE_ELSEWHERE = "or write to $DDP_ORCH_OUTPUT_DIR, which exists. ddp-orch sends no empty folders with the code."
+CORRECT_SCRIPT = f"Correct the path in the command: {IN_CODE}, and relative paths start there."
+
+
+def explain_cd(suspects: Suspects, scene: Scene) -> Suspects:
+    """A `cd` of the user's own script that fails in a run of ddp-orch, which itself needs none.
+
+    Without `set -e`, the script continues after it. Before `find_failed_command`, which asks what is explained.
+    """
+
+    without_script = {suspect.rank for suspect in suspects if NO_SCRIPT in suspect.line.text}
+
+    def explain(suspect: Suspect) -> Suspect:
+        match = CD.search(suspect.line.text)
+        if match is None or suspect.line.rank is None or suspect.line.agent:
+            return suspect
+        fix = REMOVE_CD if "sky_workdir" in match["path"] else CORRECT_CD
+        suspect = replace(suspect, code="script-exception", meaning=MEANING_OF_CD.format(path=match["path"]), fix=fix)
+        if suspect.rank in without_script:
+            return replace(suspect, level=LEVEL_OF_SCRIPT + 1)
+        if any(suspect.line in find_final_errors(exit_, scene) for exit_ in _silent_exits(scene)):
+            return suspect
+        return replace(suspect, level=ENDING - 1, hint=True)
+
+    return suspects if scene.record == NO_RECORD else map_code(suspects, "remote-workdir-missing", explain)
+
+
+def explain_missing_script(suspects: Suspects, scene: Scene) -> Suspects:
+    """A script that Python cannot open, although the code was sent. It changes only words."""
+
+    def explain(suspect: Suspect) -> Suspect:
+        return replace(suspect, fix=CORRECT_SCRIPT) if NO_SCRIPT in suspect.line.text else suspect
+
+    return map_code(suspects, "remote-workdir-missing", explain) if scene.record.same_code else suspects
+
+
+def find_failed_command(suspects: Suspects, scene: Scene) -> Suspects:
+    """The last words of a rank that ended with an exit code and printed no other error: those of a shell's command.
+
+    After the rules that find other errors, and before those that ask which file is missing where.
+    """
+    added: list[Suspect] = []
+    for exit_ in _silent_exits(scene):
+        explained = any(each.rank == exit_.rank and each.level >= SPECIFIC and not each.hint for each in suspects)
+        raised = any(
+            exception.line.rank in (exit_.rank, None) and not exception.agent and not scene.continues_after(exception)
+            for exception in scene.exceptions
+        )
+        if not explained and not raised:
+            found = (_suspect_of(line, exit_, scene) for line in find_final_errors(exit_, scene))
+            first = next((suspect for suspect in found if suspect is not None), None)
+            is_recorded = exit_.rank == scene.record.first_rank  # of the hosts with such an error, it is named
+            added += [replace(first, level=LEVEL + is_recorded)] if first is not None else []
+    return (*suspects, *added)
+
+
+def _silent_exits(scene: Scene) -> list[Exit]:
+    return [
+        exit_
+        for exit_ in scene.exits
+        if exit_.root and exit_.code > 0 and exit_.signal is None and exit_.rank is not None and not exit_.agent
+    ]
+
+
+def _suspect_of(line: LogLine, exit_: Exit, scene: Scene) -> Suspect | None:
+    host = exit_.host or scene.host_of(line)
+    if path := unmade_path(line.text):
+        folder = path.rstrip("/").rpartition("/")[0] or path
+        meaning = f"The folder to which the script writes does not exist on this host: {folder}."
+        fix = f"Call `mkdir -p {folder}` before that, {WRITE_ELSEWHERE}"
+        return Suspect("script-exception", LEVEL, line, exit_.rank, host, "medium", meaning=meaning, fix=fix)
+    if missing_path(line.text):
+        others = [other for other in scene.ranks.values() if other not in (None, host)]
+        ended = {each.host for each in _silent_exits(scene)}
+        code = "file-missing-on-host" if others and not ended & set(others) else "dataset-missing"
+        return Suspect(code, LEVEL, line, exit_.rank, host, "medium")
+    if DENIED.search(line.text):
+        return Suspect("file-permission-denied", LEVEL, line, exit_.rank, host, "medium")
+    return None
