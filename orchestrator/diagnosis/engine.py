@@ -14,7 +14,7 @@ from .confidence import rate_confidence
 from .exits import Exit
 from .fix_values import fill_in
 from .ranking import rank_suspects
-from .record import RunRecord
+from .record import Command, RunRecord
 from .refine import refine
 from .scene import NO_RECORD, Scene, build_scene
 from .signs import find_suspects, has_complained_of_peers
@@ -28,8 +28,13 @@ EVIDENCE_LINES = 6
 EVIDENCE_WIDTH = 600
 LAST_LINES = 3  # of a rank that ended without an error
 SHELL_CODES = 126  # from here on, exit codes are those of shells: no such command, or a signal
-FIND_EXIT = "Look for that exit in the script. If it is not there, run again with `ddp-orch up --debug`."
+FIND_EXIT = "Look for that exit in the script."
+IF_NOT_THERE = "If it is not there, run again with `ddp-orch up --debug`."
 RUN_AGAIN = "Run again with `ddp-orch up --debug`: torch and NCCL print more then."
+READ_OUTPUT = "Read the whole output of the ranks: with `--debug`, torch and NCCL have printed more there."
+READ_FIRST = "Read the first error shown, and the whole output of that rank."
+TRACE = "See which command it is: start the script with `-- {shell}`."
+TRACED = "The last line that begins with `+` is that command."
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,11 @@ def shorten(text: str, width: int) -> str:
 
 
 def _find_silent_end(scene: Scene, knowledge: Knowledge) -> Exit | None:
-    """A rank that ended with an exit code without printing a reason or complaining about others."""
+    """A rank that ended with an exit code without printing a reason or complaining about others.
+
+    If there are several, the one that failed first, as the head saw it.
+    """
+    silent: list[Exit] = []
     for exit_ in scene.exits:
         if not exit_.root or exit_.code <= 0 or exit_.rank is None or exit_.line is None or exit_.agent:
             continue
@@ -146,8 +155,9 @@ def _find_silent_end(scene: Scene, knowledge: Knowledge) -> Exit | None:
             if not exception.agent and (exit_.number < 0 or exception.line.number < exit_.number)
         )
         if not explained and not has_complained_of_peers(exit_, scene, knowledge):
-            return exit_
-    return None
+            silent.append(exit_)
+    first_rank = scene.record.first_rank
+    return next((exit_ for exit_ in silent if exit_.rank == first_rank), silent[0] if silent else None)
 
 
 def _comes_first(silent: Exit, first: Suspect) -> bool:
@@ -158,10 +168,11 @@ def _comes_first(silent: Exit, first: Suspect) -> bool:
 
 
 def _silent_end_finding(silent: Exit, scene: Scene, knowledge: Knowledge) -> Finding:
-    message, fix = f"Rank {silent.rank} ended first, with exit code {silent.code} and no error.", RUN_AGAIN
+    message = f"Rank {silent.rank} ended first, with exit code {silent.code} and no error."
+    fix = READ_OUTPUT if scene.record.command.debug else RUN_AGAIN
     if silent.signal is None and silent.code < SHELL_CODES:
-        message += f" The script or a library ended it, as by sys.exit({silent.code}) or os._exit({silent.code})."
-        fix = FIND_EXIT
+        why, fix = _explain_exit(silent.code, scene.record.command)
+        message += f" {why}"
     else:
         message = f"{knowledge.causes['unknown'].meaning} {message}"
     hosts = (silent.host,) if silent.host else ()
@@ -172,6 +183,17 @@ def _silent_end_finding(silent: Exit, scene: Scene, knowledge: Knowledge) -> Fin
         output = output or [word.text[:EVIDENCE_WIDTH] for word in words if not knowledge.is_noise(word.text)]
     evidence = (*output[-LAST_LINES:], *([report.text.strip()] if report is not None else []))
     return Finding("error", "unknown", hosts, message, fix, evidence, silent.rank, silent.at, "low")
+
+
+def _explain_exit(code: int, command: Command) -> tuple[str, str]:
+    """What ends a rank with an exit code of its own, and what to do."""
+    if not command.shell:
+        why = f"The script or a library ended it, as by sys.exit({code}) or os._exit({code})."
+        return why, FIND_EXIT if command.debug else f"{FIND_EXIT} {IF_NOT_THERE}"
+    shell, *script = command.shell
+    name = script[0] if script and not script[0].startswith("-") else "the shell script"
+    why = f"A command in {name} returned that status, which ends a script with `set -e`, or {name} calls `exit {code}`."
+    return why, TRACED if command.is_traced else TRACE.format(shell=" ".join((shell, "-x", *script)))
 
 
 FAILURES = re.compile(
@@ -192,12 +214,14 @@ def _unknown(scene: Scene, knowledge: Knowledge) -> Finding:
     ][:FIRST_LINES]
     evidence = tuple(line.text[:EVIDENCE_WIDTH] for line in lines)
     if not lines:
-        return Finding("error", "unknown", (), cause.meaning, RUN_AGAIN, confidence="low")
+        fix = READ_OUTPUT if scene.record.command.debug else RUN_AGAIN
+        return Finding("error", "unknown", (), cause.meaning, fix, confidence="low")
     first = lines[0]
     host = scene.host_of(first)
     message = f"{cause.meaning} The first error is shown."
     hosts = (host,) if host else ()
-    return Finding("error", "unknown", hosts, message, cause.fix, evidence, first.rank, first.at, "low")
+    fix = READ_FIRST if scene.record.command.debug else cause.fix
+    return Finding("error", "unknown", hosts, message, fix, evidence, first.rank, first.at, "low")
 
 
 # --- consequences

@@ -11,6 +11,21 @@ from .exits import Exit
 
 
 @dataclass(frozen=True)
+class Command:
+    """How the run was started, as far as this matters for a fix."""
+
+    shell: tuple[str, ...] = ()
+    """The shell and the script that it runs, such as `bash run.sh`; empty: no shell script, or unknown."""
+    is_traced: bool = False
+    """The shell prints its commands (`-x`)."""
+    debug: bool = False
+    """With `up --debug`."""
+
+
+UNKNOWN_COMMAND = Command()
+
+
+@dataclass(frozen=True)
 class RunRecord:
     exits: Sequence[Exit] = ()
     hosts: Sequence[str] = ()
@@ -36,6 +51,7 @@ class RunRecord:
     """No rank had printed a line for run.stall_timeout: the hosts showed the stacks of all ranks and stopped them."""
     same_code: bool = False
     """ddp-orch sent the code, so all hosts have the same."""
+    command: Command = UNKNOWN_COMMAND
 
     @property
     def were_aborted(self) -> bool:

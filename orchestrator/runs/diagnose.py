@@ -13,7 +13,7 @@ from ..diagnosis import missing
 from ..diagnosis.dumps import Collective, Dump, Group
 from ..diagnosis.engine import Diagnosis, diagnose
 from ..diagnosis.exits import Exit
-from ..diagnosis.record import RunRecord
+from ..diagnosis.record import UNKNOWN_COMMAND, Command, RunRecord
 from ..diagnosis.recorder_lines import DRAINS, SAYS_DROPPED, attempt_of_dropped
 from ..diagnosis.transcript import LogLine, strip_torch_tags
 from ..diagnosis.uneven_resume import find_uneven_resume, with_uneven_resume
@@ -28,7 +28,7 @@ from ..output.lines import Line
 from ..output.mask import Mask
 from ..output.pipeline import Sink
 from ..output.span import ALL, Span
-from . import kept_back, missing_modules, own_addresses, rejoining, timeline
+from . import kept_back, missing_modules, own_addresses, rejoining, shell_scripts, timeline
 from .follow import LogFilter, View
 
 LINES = 100_000  # of all streams together
@@ -71,13 +71,14 @@ def gather_and_diagnose(
     run_hosts = [hosts[host] for host in parts]
     evidence, lines = _gather(run_id, parts, nodes, run_hosts, fleet, mask, span)
     same_code = not any(host.workdir for host in run_hosts)
+    command = shell_scripts.describe_command(run_id)
     diagnosis = Diagnosis((), ())
     resume = parts[first].resume if first is not None else "none"
     at_start = {host: part.host in part.had_outputs for host, part in parts.items() if part.node_rank is not None}
     empty = [host for host, part in parts.items() if not (part.outputs or part.shared_output)]
 
     def find_earlier_cause(known: Mapping[str, Evidence], number: int, lost: timeline.Loss | None) -> Finding:
-        finding = diagnose_earlier_attempt(lines, known, number, same_code, lost)
+        finding = diagnose_earlier_attempt(lines, known, number, same_code, lost, command)
         uneven = find_uneven_resume(lines, number, LINES_PER_STREAM[0], empty, resume, at_start)
         return with_uneven_resume([finding], uneven, restarted=False)[0]
 
@@ -85,7 +86,14 @@ def gather_and_diagnose(
         ranks = claims.newest_ranks(parts, nodes)
         restarted = [host for host, part in parts.items() if part.lacks_guard]
         diagnosis = diagnose_last_attempt(
-            lines, verdict, evidence, ranks, attempt=attempt, same_code=same_code, without_guard=restarted
+            lines,
+            verdict,
+            evidence,
+            ranks,
+            attempt=attempt,
+            same_code=same_code,
+            without_guard=restarted,
+            command=command,
         )
         diagnosis = replace(diagnosis, findings=_look_for_file(run_id, diagnosis.findings, run_hosts, fleet, resume))
         uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0], empty, resume, at_start)
@@ -283,6 +291,7 @@ def diagnose_last_attempt(
     attempt: int | None = None,
     same_code: bool = False,
     without_guard: Sequence[str] = (),
+    command: Command = UNKNOWN_COMMAND,
 ) -> Diagnosis:
     """Why the run ended, as its last attempt shows.
 
@@ -309,6 +318,7 @@ def diagnose_last_attempt(
         finished=_finished(answers, ranks, last),
         stalled=bool(first and first.stalled),
         same_code=same_code,
+        command=command,
     )
     logged = _lines_of_attempt(lines, answers, last)
     if (
@@ -335,12 +345,13 @@ def diagnose_earlier_attempt(
     attempt: int,
     same_code: bool,
     lost: timeline.Loss | None = None,
+    command: Command = UNKNOWN_COMMAND,
 ) -> Finding:
     """Why an attempt failed before the run was restarted. `lost`: the host that the run lost first."""
     failures = _failures(answers, attempt)
     first = min((failure for _, failure in failures), key=lambda failure: failure.at, default=None)
     failed_at, rank = (first.at, first.rank) if first else (None, None)
-    record = RunRecord(_exits(failures), failed_at=failed_at, first_rank=rank, same_code=same_code)
+    record = RunRecord(_exits(failures), failed_at=failed_at, first_rank=rank, same_code=same_code, command=command)
     record = replace(record, lost=lost.host, lost_at=lost.at) if lost else record
     return diagnose(_lines_of_attempt(lines, answers, attempt), record).findings[0]
 
