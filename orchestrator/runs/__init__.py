@@ -50,6 +50,7 @@ code_places  keeps files apart that different runs have written beside their cod
 local_code   finds the line of a traceback in the files here
 missing_modules  says how to install a module that the ranks could not import
 unsent_modules  explains why a module from here is not on the hosts
+port_users   names other runs that may use the port of a run
 shell_scripts  finds out whether a run starts a shell script
 kept_back    explains why a file from here was not sent
 own_addresses  finds the line of a script that keeps ranks from meeting

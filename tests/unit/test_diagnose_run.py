@@ -96,6 +96,42 @@ def test_a_secret_at_the_end_of_what_is_shown_of_a_long_line_is_in_one_piece() -
     assert "sesame" not in evidence(Mask([secret]))
 
 
+IN_USE = "RuntimeError: The server socket has failed to listen on any local network address. port: 8008, EADDRINUSE\n"
+OTHER_RUN = {**A_RUN, "run_id": "20261122-080000-0001", "name": "sweep", "state": "running"}
+
+
+@pytest.mark.parametrize(
+    ("runs", "others", "named"),
+    [
+        ([FAILED, OTHER_RUN], [], "sweep"),
+        ([FAILED], [{"run_id": "20261122-080000-0002", "user": "bob"}], "20261122-080000-0002 of bob"),
+        ([FAILED, {**OTHER_RUN, "state": "succeeded"}], [], None),
+    ],
+)
+def test_of_a_port_in_use_another_run_on_the_host_is_named(
+    runs: list[dict[str, Any]], others: list[dict[str, Any]], named: str | None
+) -> None:
+    asked = []
+
+    def answer(relay: Relay, request: dict[str, Any]) -> None:
+        asked.append(request["op"])
+        if request["op"] == "evidence":
+            relay.result(request, {"failures": [FAILURE], "kernel": [], "oom_kills": 0, "dumps": []})
+        elif request["op"] == "list":
+            relay.result(request, {"runs": runs, "others": others})
+        else:
+            relay.data(request, IN_USE.encode())
+            relay.result(request, {"run": None})
+
+    fleet = Fleet(Dialer(a=answer), NodeProgram("0" * 64, b""), 8, lambda: "NONCE")  # type: ignore[arg-type]
+    found = diagnose.gather_and_diagnose(FAILED["run_id"], {"a": part_of(**FAILED)}, {"a": 0}, HOSTS, fleet, Mask())
+    fleet.close()
+    first = found.findings[0]
+    assert (first.code, "list" in asked, "$MASTER_PORT" in first.fix) == ("port-in-use", True, True)
+    assert ("--queue" in first.fix, "sport = :8008" in first.fix) == (named is not None, named is None)
+    assert named is None or named in first.fix
+
+
 def test_earlier_attempts_of_a_run_that_succeeded_are_diagnosed() -> None:
     succeeded = {**A_RUN, "state": "succeeded", "attempt": 2, "nprocs": [1], "team": 1, "ranks": 1, "hosts": ["a"]}
     succeeded["verdict"] = {"state": "succeeded", "first_failure": None, "stopped_by": None}
