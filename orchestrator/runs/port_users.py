@@ -16,8 +16,8 @@ from ..output.terminal import one_line
 
 TAKE_MASTER_PORT = "If the script or its command sets that port, take $MASTER_PORT instead, which ddp-orch chooses."
 OTHER_PORT = "Use another port in the script."
-OTHER_RUN = "{runs} on {hosts}, which runs there at the same time, may use it."
-WAIT = "Or start this run with `ddp-orch up --queue`, when that one is over."
+OTHER_RUN = "Another run on {hosts} may use it: {runs}."
+WAIT = "Or start with `ddp-orch up --queue`, which waits until the other run has finished."
 
 
 def explain(findings: tuple[Finding, ...], run_id: str, hosts: Sequence[Host], fleet: Fleet) -> tuple[Finding, ...]:
@@ -36,11 +36,11 @@ def explain(findings: tuple[Finding, ...], run_id: str, hosts: Sequence[Host], f
     if not others:
         return findings if own_port else (replace(first, fix=f"{TAKE_MASTER_PORT} {first.fix}"), *rest)
     runs = ", ".join(dict.fromkeys(name for names in others.values() for name in names))
-    why = OTHER_RUN.format(runs=f"The run {runs}", hosts=fold(others))
+    why = OTHER_RUN.format(runs=runs, hosts=fold(others))
     fix = f"{why} {OTHER_PORT if own_port else TAKE_MASTER_PORT} {WAIT}"
     return (replace(first, fix=fix), *rest)
 
 
 def _names_of_others(answer: RunList, run_id: str) -> list[str]:
     own = [one_line(part.name) for part in answer.runs if part.unfinished and part.run_id != run_id]
-    return own + [f"{other.run_id} of {one_line(other.user)}" for other in answer.others if other.run_id != run_id]
+    return own + [f"{other.run_id} of user {one_line(other.user)}" for other in answer.others if other.run_id != run_id]

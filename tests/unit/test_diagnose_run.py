@@ -104,7 +104,7 @@ OTHER_RUN = {**A_RUN, "run_id": "20261122-080000-0001", "name": "sweep", "state"
     ("runs", "others", "named"),
     [
         ([FAILED, OTHER_RUN], [], "sweep"),
-        ([FAILED], [{"run_id": "20261122-080000-0002", "user": "bob"}], "20261122-080000-0002 of bob"),
+        ([FAILED], [{"run_id": "20261122-080000-0002", "user": "bob"}], "20261122-080000-0002 of user bob"),
         ([FAILED, {**OTHER_RUN, "state": "succeeded"}], [], None),
     ],
 )
