@@ -40,7 +40,8 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         head = _head(run)
         hosts = {host.name: host for host in inventory.machines}
         if head not in hosts or head in lookup.listing.failed:
-            raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached")
+            without = _restart_without(run, [host_name, *lookup.listing.failed], about)
+            raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached.{without}")
         arguments = {"run_id": run.run_id, "node": node, "by": whoami()}
         try:
             answer = _request(fleet.session(hosts[head]), arguments)
@@ -126,7 +127,7 @@ def _node(run: registry.Run, host_name: str) -> int:
 def refusal(run: registry.Run, host: str, silent: Sequence[str], about: advice.AboutRun, *, elects: bool) -> str:
     """Why the host cannot be drained, and what helps. `silent`: hosts of the run that are off or have no guard."""
     others = [name for name in silent if name != host]
-    revive = about.command("revive")
+    revive, says_restart = about.command("revive"), False
     why = f"run {run.run_id} cannot continue without {host}: "
     if host == _head(run) and not elects:
         why = (
@@ -143,11 +144,23 @@ def refusal(run: registry.Run, host: str, silent: Sequence[str], about: advice.A
         why += f"it has no spare and not enough other hosts. Start {host} again, then take it back with `{revive}`."
     elif unfit := waiting.describe_unfit(run, about):
         why += unfit
+        says_restart = True
     elif run.state == "waiting":
         why += f"it waits for hosts that it lost. Bring them back with `{revive}`."
     else:
         why += "it has no spare and not enough other hosts. Add a host first with `ddp-orch add`."
-    return f"{why} To end the run, use: {about.command('kill')}"
+    without = "" if says_restart else _restart_without(run, [host, *silent], about)
+    return f"{why}{without} To end the run, use: {about.command('kill')}"
+
+
+def _restart_without(run: registry.Run, names: Sequence[str], about: advice.AboutRun) -> str:
+    """A sentence with the command that starts the run again on its other hosts; "" if there are none."""
+    gone = {*names, *run.drained}
+    left = [name for name in run.hosts if name not in gone and name != run.witness]
+    if not left:
+        return ""
+    without = fold([name for name in run.hosts if name in names])
+    return f" To start the run again without {without}: `{about.command('restart', '--hosts', fold(left))}`."
 
 
 def _say_what_follows(run: registry.Run, host_name: str, *, is_head: bool, console: Console) -> None:

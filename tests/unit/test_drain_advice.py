@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from orchestrator.answers.runs import LIST, RunList
 from orchestrator.commands import drain
 from orchestrator.inventory.advice import AboutRun
 from orchestrator.inventory.model import parse
+from orchestrator.output.console import fold
 from orchestrator.runs import newcomer
 from orchestrator.runs.registry import Run
 
@@ -39,6 +41,8 @@ def test_what_helps_is_possible_and_not_what_was_just_refused(
     assert all(word in said for word in helps), said
     assert not any(f" {word} " in said or f"ddp-orch {word}" in said for word in does_not_help), said
     assert "ddp-orch kill exp" in said
+    left = [name for name in "abc" if name not in (host, *silent)]
+    assert f"ddp-orch restart --hosts {shlex.quote(fold(left))} exp" in said
 
 
 def test_what_helps_while_the_run_waits_for_hosts_with_a_problem() -> None:
@@ -48,7 +52,7 @@ def test_what_helps_while_the_run_waits_for_hosts_with_a_problem() -> None:
     run = Run("20260101-120000-0001", "exp", "waiting", 1, "", parts)
     said = drain.refusal(run, "b", [], AboutRun("exp", "inventory.yaml"), elects=True)
     assert all(word in said for word in ("disk-full", "fix", "restart", "'!c'", "kill")), said
-    assert "revive" not in said
+    assert "revive" not in said and said.count("restart") == 1
 
 
 class Starting:
