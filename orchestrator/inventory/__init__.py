@@ -19,6 +19,7 @@ any_of         `any 2 of [a, b, c]`
 selection      selects hosts: `--hosts PATTERN`
 hostnames      names of hosts: check, expand ranges, select
 launcher_rows  names of launchers, and their placeholders
+launcher_variables  the launcher that sets a variable
 container      the image that the ranks of a host run in
 via            how a host is reached: paramiko, openssh or a command
 run_ids        ids and names of runs

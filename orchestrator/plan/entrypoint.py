@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..inventory import advice, document, paths
+from ..inventory import advice, document, launcher_variables, paths
 from ..inventory.launcher_rows import COMMAND
 from ..inventory.model import Host, Inventory
 from ..inventory.sources import reference
@@ -57,7 +57,7 @@ def find(
     if module and not args:
         raise UsageError("-m: the name of a module is missing")
     if not module:
-        _check_suffix(script, base)
+        _check_suffix((script, *args), base, inventory.path)
     hosts = plan.order(inventory)
     in_place = [host for host in hosts if host.workdir]
     if len(in_place) == len(hosts):
@@ -84,6 +84,7 @@ def find(
         *_check_mpi(inventory, snapshot, (script, *args)),
         *_warn_of_ranks_alone(hosts, snapshot, module=module),
         *_warn_of_own_launchers(hosts, snapshot, module=module),
+        *_warn_of_variables(inventory, snapshot, module=module),
         *_warn_of_hidden_modules(snapshot, module=module),
         *_warn_of_unsent(args, snapshot, inventory_folder),
     )
@@ -99,7 +100,7 @@ def _launcher_of(words: Sequence[str], base: Path) -> str:
     """The launcher for a program of the hosts, by the variables that its script reads."""
     file = _first_file(words, base)
     text = (base / file).read_bytes() if file is not None else b""
-    return next((name for name in ("skypilot", "dstack") if name.upper().encode() + b"_" in text), "node")
+    return launcher_variables.launcher_of_script(text)
 
 
 def find_program(
@@ -188,8 +189,9 @@ def _send_for_installed(inventory: Inventory, words: Sequence[str], base: Path) 
     return replace(snapshot, module=words[0], notes=(note, *snapshot.notes))
 
 
-def _check_suffix(script: str, base: Path) -> None:
+def _check_suffix(words: Sequence[str], base: Path, inventory: str) -> None:
     """Raises UsageError for files that are not Python. A notebook would run: Python takes it for a dictionary."""
+    script = words[0]
     match Path(script).suffix.lower():
         case ".ipynb":
             raise UsageError(
@@ -197,10 +199,12 @@ def _check_suffix(script: str, base: Path) -> None:
                 f"Convert it: jupyter nbconvert --to script {shlex.quote(script)}"
             )
         case ".sh" | ".bash" | ".zsh":
+            program, launcher = Path(script).suffix[1:].lower(), f"run.launcher={_launcher_of(words, base)}"
+            program = "bash" if program == "sh" else program
+            start = advice.command("up", "--set", launcher, "--", program, *words, inventory=inventory)
             raise UsageError(
-                f"{script} is a shell script, not Python. Pass the Python script that it starts, "
-                "and put its preparations into `setup` and `env` of the inventory; or set run.launcher: node, which "
-                "starts it once per host"
+                f"{script} is a shell script, not Python. To start it once per host: `{start}`. Or pass the Python "
+                "script that it starts, and put its preparations into `setup` and `env` of the inventory"
             )
         case ".yaml" | ".yml" if (base / script).is_file():
             what = document.describe_other(read_text(str(base / script)), script)
@@ -307,6 +311,19 @@ def _warn_of_own_launchers(hosts: Sequence[Host], snapshot: ship.Snapshot, *, mo
             yield (
                 f"{place} starts processes with {found.value}, but ddp-orch starts one for each GPU already. Call its "
                 'function directly, with int(os.environ["RANK"])'
+            )
+
+
+def _warn_of_variables(inventory: Inventory, snapshot: ship.Snapshot, *, module: bool) -> Iterator[str]:
+    """A warning per launcher if the script needs variables that only this other launcher sets."""
+    script, folder = _script_of(snapshot, module=module)
+    for launcher, needed in python_files.find_needed_variables(script, folder).items():
+        hosts = (name for host in inventory.hosts for name in host.env)
+        set_here = {*inventory.run.env, *hosts, *launchers.choose(inventory).env}
+        if launcher != inventory.run.launcher and needed.variable not in set_here:
+            yield (
+                f"{os.path.relpath(needed.path, folder)}:{needed.line} needs {needed.variable}, which the launcher "
+                f"{inventory.run.launcher} does not set. {launcher} does: {launcher_variables.explain(launcher)}"
             )
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ..inventory import launcher_variables
+
 MAX_FILES = 500
 MAX_BYTES = 1 << 20  # of one file
 _IMPORT = re.compile(
@@ -48,6 +50,8 @@ _MAY_BE_LOCAL = re.compile(
     re.IGNORECASE,
 )
 """In the condition of a branch that a start by ddp-orch may not come to."""
+_KNOWS_RANK = re.compile(r"""['"]RANK['"]""")
+_OF_LAUNCHERS = re.compile(r"\b(SKYPILOT|DSTACK|SLURMD?|OMPI|PMI|MPI|MV2)_")
 _SPAWN = re.compile(r"(?:mp|(?:torch\.)?multiprocessing)\.spawn")
 
 
@@ -71,6 +75,15 @@ class OwnLauncher:
     """That address; the function that starts them."""
     certain: bool = True
     """Whether every start of the script comes to it, as far as the code shows."""
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A place where the script takes a variable of another launcher."""
+
+    path: Path
+    line: int
+    variable: str
 
 
 @dataclass(frozen=True)
@@ -170,6 +183,29 @@ def find_own_launchers(script: Path, folder: Path) -> Iterator[OwnLauncher]:
                     yield OwnLauncher(source.path, node.lineno, "spawn", ast.unparse(function))
 
 
+def find_needed_variables(script: Path, folder: Path) -> dict[str, Needed]:
+    """By launcher, a variable of it that every start of the script takes from os.environ, without a default.
+
+    None if the script knows RANK as well: it may look for that first.
+    """
+    needed: dict[str, Needed] = {}
+    sources = list(_sources(script, folder))
+    if any(map(_KNOWS_RANK.search, (source.text for source in sources))):
+        return needed
+    for source in sources:
+        if not _OF_LAUNCHERS.search(source.text):
+            continue
+        for node, certain in _nodes(source, script):
+            match node:
+                case ast.Subscript(value=mapping, slice=ast.Constant(value=str(name)), ctx=ast.Load()) if (
+                    certain
+                    and (launcher := launcher_variables.launcher_of(name)) is not None
+                    and ast.unparse(mapping) in ("os.environ", "environ")
+                ):
+                    needed.setdefault(launcher, Needed(source.path, node.lineno, name))
+    return needed
+
+
 def _own_address(node: ast.AST, path: Path) -> OwnLauncher | None:
     """Where the node itself names this machine as that of rank 0."""
     match node:
@@ -251,7 +287,7 @@ def _nodes(source: _Source, script: Path) -> Iterator[tuple[ast.AST, bool]]:
                 return
             case ast.If(test=test):
                 certain = certain and _is_main(test) and source.path == script
-            case ast.Try():
+            case ast.Try() | ast.IfExp() | ast.BoolOp():
                 certain = False
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 certain = False  # it need not be called

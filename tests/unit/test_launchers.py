@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InventoryError, UsageError
-from orchestrator.inventory import launcher_rows, model
+from orchestrator.inventory import launcher_rows, launcher_variables, model
 from orchestrator.plan import accelerate, accelerate_ranks, entrypoint, invocation, launcher_flags, launchers, leading
 from orchestrator.plan.launchers import check_even
 from orchestrator.runs import probe
@@ -569,9 +569,16 @@ def test_the_proposed_launcher_is_the_one_whose_variables_the_script_reads(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.sh").write_text(f"{line}\n")
-    with pytest.raises(UsageError) as caught:
-        entrypoint.find(model.parse("hosts: [a, b]", "i"), ("bash", "run.sh"))
-    assert str(caught.value).endswith(f"ddp-orch up i --set run.launcher={launcher} -- bash run.sh")
+    for words in (("bash", "run.sh"), ("run.sh",)):
+        with pytest.raises(UsageError) as caught:
+            entrypoint.find(model.parse("hosts: [a, b]", "i"), words)
+        assert f"ddp-orch up i --set run.launcher={launcher} -- bash run.sh" in str(caught.value)
+
+
+def test_each_variable_that_names_a_launcher_is_one_that_it_sets() -> None:
+    rows = {launcher.name: launcher for launcher in launchers.PRESETS}
+    for name, variables in launcher_variables.VARIABLES.items():
+        assert set(variables) <= rows[name].env.keys()
 
 
 UNEVEN = "hosts: [{name: a, nproc_per_node: 1}, {name: b, gpus: 3}]\n"

@@ -237,3 +237,32 @@ def test_a_script_of_a_tutorial_is_started_with_warnings(
     write(tmp_path, {"x.py": TUTORIAL})
     snapshot = entrypoint.find(model.parse(f"hosts: {hosts}\n", "i"), ("x.py",))[1]
     assert snapshot is not None and sum("x.py:" in warning for warning in snapshot.warnings) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "run", "launcher"),
+    [
+        ("import os\nprint(os.environ['SKYPILOT_NODE_RANK'])", "", "skypilot"),
+        ("import os\ndef main():\n    return os.environ['DSTACK_NODES_IPS']\nmain()", "", "dstack"),
+        ("from os import environ\nrank = int(environ['SLURM_PROCID'])", "", "srun"),
+        ("import os\nrank = int(os.environ['OMPI_COMM_WORLD_RANK'])", "", "mpi"),
+        ("import os\nrank = int(os.environ['SLURM_PROCID'])", "run: {launcher: srun}", None),
+        ("import os\nrank = int(os.environ['SLURM_PROCID'])", "run: {launcher: jax}", None),
+        ("import os\nrank = int(os.environ['SLURM_PROCID'])", "run: {env: {SLURM_PROCID: '0'}}", None),
+        ("import os\nprint(os.environ['SLURM_ARRAY_TASK_ID'])", "", None),
+        ("import os\nos.environ['SLURM_PROCID'] = '0'", "", None),
+        ("import os\nprint(os.environ.get('SKYPILOT_NODE_RANK'))", "", None),
+        ("import os\nif 'SLURM_PROCID' in os.environ:\n    os.environ['SLURM_PROCID']", "", None),
+        ("import os\nx = os.environ['SLURM_PROCID'] if 'SLURM_PROCID' in os.environ else 0", "", None),
+        ("import os\nif 'RANK' in os.environ:\n    exit()\nos.environ['SLURM_PROCID']", "", None),
+    ],
+)
+def test_a_script_that_needs_variables_of_another_launcher_is_started_with_a_warning(
+    text: str, run: str, launcher: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"x.py": text})
+    snapshot = entrypoint.find(model.parse(f"hosts: [a, b]\n{run}\n", "i"), ("x.py",))[1]
+    assert snapshot is not None
+    named = re.findall(r"--set run\.launcher=(\w+)", " ".join(snapshot.warnings))
+    assert named == ([] if launcher is None else [launcher])

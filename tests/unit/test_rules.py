@@ -571,6 +571,20 @@ def test_a_variable_that_is_not_set_is_shown_where_the_script_asks_for_it() -> N
 
 
 @pytest.mark.parametrize(
+    ("variable", "launcher"),
+    [
+        ("SKYPILOT_NODE_RANK", "skypilot"),
+        ("DSTACK_NODES_IPS", "dstack"),
+        ("SLURM_PROCID", "srun"),
+        ("OMPI_COMM_WORLD_RANK", "mpi"),
+    ],
+)
+def test_a_variable_of_another_launcher_is_to_come_from_that_launcher(variable: str, launcher: str) -> None:
+    found = first_finding(tag(0, NOT_SET.replace("WANDB_API_KEY", variable)) + failed(1))
+    assert f"--set run.launcher={launcher} -- " in found.fix and f"-e {variable}" not in found.fix
+
+
+@pytest.mark.parametrize(
     ("text", "own", "advises_local_rank"),
     [
         (tag(0, STEPS) + tag(1, OWN_PORT) + failed(1, rank=1), True, True),

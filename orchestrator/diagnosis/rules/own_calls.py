@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ...inventory import launcher_variables
 from ..scene import Scene
 from ..suspects import Suspect, Suspects, map_code
 from ..tracebacks import INSTALLED, LoggedException
@@ -14,6 +15,7 @@ VARIABLE = re.compile(r"['\"](?P<name>[A-Za-z_]\w*)['\"]$")
 OF_RENDEZVOUS = re.compile(r"\btorch/distributed/|\bTCPStore\b|\binit_process_group\b|\bDistNetworkError\b")
 NOT_FOUND = re.compile(r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<name>[^'/]+)'$")
 STARTS = re.compile(r'subprocess\.py", line \d+, in _execute_child$')
+NOT_SET = "which is not set for the ranks."
 OWN_PORT = "The script itself opens a port that is already in use on this host."
 EACH_ITS_OWN = (
     "All ranks of a host open the same port: add int(os.environ['LOCAL_RANK']) to its number, or open it only where "
@@ -29,21 +31,36 @@ def find_unset_variable(suspects: Suspects, scene: Scene) -> Suspects:
     """
 
     def explain(suspect: Suspect) -> Suspect:
-        exception = suspect.exception
-        if exception is None or exception.kind != "KeyError" or not FROM_ENVIRON.match((exception.places or ("",))[-1]):
+        name = _unset_variable(suspect)
+        if name is None:
             return suspect
-        match = VARIABLE.match(exception.text)
-        if match is None:
-            return suspect
-        name = match["name"]
-        meaning = f"The script needs the variable {name}, which is not set for the ranks."
         fix = (
             f"Set it: `-e {name}` takes the value that it has here; `run.env`, or `env` of a host, sets it for each "
             f"start. If it is a secret, list {name} in `run.secrets`."
         )
-        return replace(suspect, meaning=meaning, fix=fix)
+        return replace(suspect, meaning=f"The script needs the variable {name}, {NOT_SET}", fix=fix)
 
-    return map_code(suspects, "script-exception", explain)
+    def explain_launcher(suspect: Suspect) -> Suspect:
+        name = _unset_variable(suspect)
+        launcher = None if name is None else launcher_variables.launcher_of(name)
+        if launcher is None:
+            return suspect
+        fix = f"The launcher {launcher} sets it: {launcher_variables.explain(launcher)}."
+        return replace(suspect, meaning=f"The script needs the variable {name}, {NOT_SET}", fix=fix)
+
+    suspects = map_code(suspects, "script-exception", explain)
+    # a value from here would be that of one rank
+    for code in ("script-exception", "missing-rdzv-env"):
+        suspects = map_code(suspects, code, explain_launcher)
+    return suspects
+
+
+def _unset_variable(suspect: Suspect) -> str | None:
+    exception = suspect.exception
+    if exception is None or exception.kind != "KeyError" or not FROM_ENVIRON.match((exception.places or ("",))[-1]):
+        return None
+    match = VARIABLE.match(exception.text)
+    return None if match is None else match["name"]
 
 
 def find_own_port(suspects: Suspects, scene: Scene) -> Suspects:
