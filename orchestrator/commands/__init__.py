@@ -10,6 +10,7 @@ manual        the manual page, and tables of the documentation
 completion    completes runs, scripts and hosts
 variables     the variables of --env-file and -e
 hints         recognises common mistakes on the command line
+foreign_commands  the commands of similar programs, and what to use here
 deprecated    old names of options
 
 up            `up`

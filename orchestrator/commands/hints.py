@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 import shlex
@@ -12,62 +11,15 @@ from pathlib import Path
 
 import click
 
-from ..inventory import document
 from ..inventory.sources import reference
 from .deprecated import current_names
+from .foreign_commands import foreign_task, is_inventory
 
 MIN_SIMILARITY = 0.75  # 0 to 1: an option that is less similar belongs to another program
 PYTHON = re.compile(r"(.*/)?(python[0-9.]*|torchrun|deepspeed)")
 LAUNCHER = re.compile(r"(.*/)?(torchrun|deepspeed|accelerate|mpirun|mpiexec|srun)")
 """Programs that people type before a script. `up` starts the launcher itself."""
 ARGV = "ddp_orch.argv"  # the key in a context's `meta` of all words of the command line
-
-_RENTED = "(end the rental of hosts with your provider)"
-# commands of similar programs, and what to use here; {} stands for the words that follow
-ELSEWHERE = {
-    "apply": "ddp-orch up{}",
-    "autostop": "`notify` in the inventory, which tells you when a run has ended " + _RENTED,
-    "cancel": "ddp-orch kill{}",
-    "cordon": "ddp-orch drain RUN HOST (takes a host out of a run)",
-    "cost": "ddp-orch ps --all (how long each run took, and where); your provider knows the prices",
-    "cost-report": "ddp-orch ps --all (how long each run took, and where); your provider knows the prices",
-    "cp": "ddp-orch fetch RUN (brings outputs here); ddp-orch up sends the code by itself",
-    "dashboard": "ddp-orch top{}",
-    "delete": "ddp-orch kill RUN (stops a run); ddp-orch prune (removes old runs)",
-    "down": "ddp-orch kill{} " + _RENTED,
-    "download": "ddp-orch fetch{}",
-    "get": "ddp-orch ps; ddp-orch config (the hosts of the inventory)",
-    "gpustat": "ddp-orch gpus{}",
-    "hosts": "ddp-orch config (the hosts of the inventory); ddp-orch check (their state)",
-    "inspect": "ddp-orch describe{}",
-    "jobs": "ddp-orch ps{}",
-    "jobs cancel": "ddp-orch kill{}",
-    "jobs launch": "ddp-orch up{}; run.max_restarts starts the run again after a failure",
-    "jobs logs": "ddp-orch logs -f{}",
-    "jobs queue": "ddp-orch ps{}",
-    "launch": "ddp-orch up{}",
-    "list": "ddp-orch ps{}",
-    "ls": "ddp-orch ps{}",
-    "nvidia-smi": "ddp-orch gpus; ddp-orch exec -- nvidia-smi{}",
-    "queue": "ddp-orch ps{}; ddp-orch up --queue starts when it is the turn of the run",
-    "rm": "ddp-orch prune --run RUN (deletes the record of a finished run); ddp-orch kill RUN (stops one)",
-    "run": "ddp-orch up{}",
-    "sbatch": "ddp-orch up -d{}",
-    "scancel": "ddp-orch kill{}",
-    "show-gpus": "ddp-orch gpus{}",
-    "squeue": "ddp-orch ps",
-    "srun": "ddp-orch up; for a command on every host: ddp-orch exec -- CMD",
-    "ssh": "ddp-orch shell RUN HOST (in the environment of a run); for a command on every host: ddp-orch exec -- CMD",
-    "start": "ddp-orch up{}",
-    "stats": "ddp-orch top{}",
-    "status": "ddp-orch ps{}",
-    "stop": "ddp-orch kill{}",
-    "submit": "ddp-orch up -d{}",
-    "sync": "ddp-orch up -- SCRIPT (sends the code by itself)",
-    "tail": "ddp-orch logs -f --tail 10{}",
-    "train": "ddp-orch up{}",
-    "watch": "ddp-orch top{}",
-}
 
 _NNODES = "use --set run.nnodes=N, or choose hosts with --hosts PATTERN"
 _NPROC = (
@@ -111,46 +63,6 @@ FOREIGN = {
     "-f": "the inventory is an argument of its own: ddp-orch up FILE",
     "-n": "use --name NAME for the name of the run, and --set run.nnodes=N or --hosts PATTERN for the number of hosts",
 }
-
-
-def elsewhere(argv: Sequence[str]) -> str | None:
-    """A message about a command of a similar program, or None."""
-    count = 2 if " ".join(argv[:2]) in ELSEWHERE else 1
-    command = " ".join(argv[:count])
-    if command not in ELSEWHERE:
-        return None
-    of_host = argv[0] in ("ssh", "srun", "nvidia-smi")
-    if not of_host and (task := _foreign_task(argv[count:])) is not None:
-        return f"unknown command '{command}'. {task}"
-    # options of the other program are unknown here; what follows a command of a host is its own
-    words = "".join(f" {shlex.quote(word)}" for word in argv[count:] if of_host or not word.startswith("-"))
-    return f"unknown command '{command}'; you may want: {ELSEWHERE[command].format(words)}"
-
-
-def of_other_program(words: Sequence[str]) -> str | None:
-    """A message about a command line of SkyPilot or dstack in the place of a script, or None."""
-    if len(words) < 2 or words[0] not in ("sky", "dstack") or Path(words[0]).is_file():
-        return None
-    command = " ".join(words[1:3]) if " ".join(words[1:3]) in ELSEWHERE else words[1]
-    if command not in ELSEWHERE and command not in ("exec", "logs", "serve"):
-        return None
-    if (task := _foreign_task(words[2:])) is not None:
-        return f"{words[0]} {command}: {task}"
-    instead = ELSEWHERE.get(command, f"ddp-orch {command} --help" if command != "serve" else "ddp-orch up{}")
-    script = " -- SCRIPT ARGS..." if instead == "ddp-orch up{}" else ""
-    return (
-        f"`{words[0]} {command}` is a command for your machine, and `up` would start it on each host; you may want: "
-        f"{instead.format(script)}"
-    )
-
-
-def _foreign_task(words: Sequence[str]) -> str | None:
-    """What to do with the file among the words that is a task of another program; None: there is none."""
-    for path in (Path(word) for word in words if is_yaml(word)):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if what := document.describe_task(path.read_text(encoding="utf-8"), str(path)):
-                return f"{path}: {what}"
-    return None
 
 
 def hint(error: click.ClickException) -> str | None:
@@ -217,6 +129,11 @@ def _unknown_option(error: click.NoSuchOption, command: str, argv: Sequence[str]
         return _arguments_of_restart(error, argv)
     if command not in ("up", "exec", "bench"):
         return None
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    is_task = command != "bench" and not any(word.endswith(".py") for word in own)
+    if is_task and (task := foreign_task(own)) is not None:
+        _suggest(error, [])
+        return task
     place = next((number for number, word in enumerate(argv) if number and word.startswith(option)), len(argv))
     start = _first_of_script(argv[:place])
     if start is None and command == "up" and (known := FOREIGN.get(option.replace("_", "-"))):
@@ -320,6 +237,9 @@ def misplaced(context: click.Context, option: str | None) -> str | None:
     word = context.params.get("inventory")
     if word is None or option is word:
         return None
+    others = context.params.get("command") or ()
+    if not is_inventory(word) and (task := foreign_task(others)) is not None:  # exec CLUSTER TASK
+        return task
     if command in ("up", "exec") and _is_of_script(context, command, word, option):
         end = argv.index("--") if "--" in argv else len(argv)
         own, words = list(argv[:end]), [word, *(context.params.get("script") or context.params.get("command") or ())]
@@ -329,14 +249,6 @@ def misplaced(context: click.Context, option: str | None) -> str | None:
     if word.endswith(".py"):
         return f"{word} is a script, not an inventory; to train with it: {_line(['up', '--', word])}"
     return None if option is None else f"the inventory is given twice: {option} and {word}"
-
-
-def is_yaml(word: str) -> bool:
-    return word.endswith((".yaml", ".yml"))
-
-
-def is_inventory(word: str) -> bool:
-    return is_yaml(word) or reference.is_source(word)
 
 
 def _is_of_script(context: click.Context, command: str, word: str, option: str | None) -> bool:
@@ -365,7 +277,7 @@ def _options_with_value(context: click.Context) -> set[str]:
 
 def no_command(inventory: str | None) -> str:
     """A message about `exec` without a command."""
-    if inventory is not None and (task := _foreign_task([inventory])) is not None:
+    if inventory is not None and (task := foreign_task([inventory])) is not None:
         return task
     if inventory is None or is_inventory(inventory):
         words = () if inventory is None else (inventory,)

@@ -10,7 +10,7 @@ import click
 
 from ..errors import UsageError
 from ..inventory.sources import reference
-from . import completion, deprecated, hints
+from . import completion, deprecated, foreign_commands, hints
 from .exit_codes import OutputClosed
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -152,7 +152,9 @@ class CommandWithArgs(Command):
     def parse_args(self, context: click.Context, argv: list[str]) -> list[str]:
         end = argv.index("--") if "--" in argv else len(argv)
         if context.info_name == "up" and not context.resilient_parsing:
-            message = hints.of_other_program(argv[end + 1 :]) or hints.of_other_program(argv[:end])
+            message = foreign_commands.of_other_program(argv[end + 1 :]) or foreign_commands.of_other_program(
+                argv[:end]
+            )
             if message is not None:
                 raise UsageError(message)
         rest = super().parse_args(context, argv[:end])
@@ -196,7 +198,7 @@ class Program(click.Group):
     def resolve_command(
         self, context: click.Context, argv: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if (message := hints.elsewhere(argv)) is not None and not context.resilient_parsing:
+        if (message := foreign_commands.elsewhere(argv)) is not None and not context.resilient_parsing:
             raise UsageError(message)
         return super().resolve_command(context, argv)
 

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator import __version__
 from orchestrator.cli import cli
-from orchestrator.commands import hints
+from orchestrator.commands import foreign_commands
 from orchestrator.errors import OutputError, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -225,7 +225,7 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
     ("argv", "hint"),
     [
         (["stop"], "ddp-orch kill"),
-        (["inspect", "my run"], "ddp-orch describe 'my run'"),
+        (["inspect", "my run"], "ddp-orch describe RUN"),
         (["restart"], "Missing argument 'RUN'"),
         (["-i", "x.yaml", "kill", "nightly"], "ddp-orch kill -i x.yaml nightly"),
         (["kill", "nightly", "x.yaml"], "ddp-orch kill nightly -i x.yaml"),
@@ -340,8 +340,9 @@ def test_help_and_version_are_found_where_they_are_looked_for(tmp_path: Path) ->
 
 
 def test_every_slip_of_a_command_leads_to_one_that_is_here(tmp_path: Path) -> None:
-    for word, text in hints.ELSEWHERE.items():
+    for word in foreign_commands.ELSEWHERE:
         assert word not in cli.commands
+        text = str(foreign_commands.elsewhere(word.split()))
         for name in re.findall(r"ddp-orch (\w+)", text):
             assert name in cli.commands, text
 
@@ -352,6 +353,9 @@ OF_SKYPILOT = (
     ["up", "--", "sky", "exec", "x", "task.yaml"],
     ["up", "sky", "launch", "-c", "x", "task.yaml"],
     ["exec", "task.yaml"],
+    ["exec", "mycluster", "task.yaml"],
+    ["exec", "-c", "mycluster", "task.yaml"],
+    ["up", "task.yaml", "-c", "mycluster"],
     ["queue", "task.yaml"],
 )
 
@@ -380,7 +384,7 @@ def test_launch_with_a_task_of_skypilot_says_at_once_what_becomes_of_it(tmp_path
 
 
 def test_a_command_of_two_words_is_recognised_as_a_whole() -> None:
-    assert "ddp-orch up task.yaml" in str(hints.elsewhere(["jobs", "launch", "task.yaml"]))
-    assert "ddp-orch kill 7" in str(hints.elsewhere(["jobs", "cancel", "7"]))
-    assert "ddp-orch ps" in str(hints.elsewhere(["jobs"]))
-    assert "notify" in str(hints.elsewhere(["autostop", "-i", "5", "box"]))
+    assert "ddp-orch up task.yaml" in str(foreign_commands.elsewhere(["jobs", "launch", "task.yaml"]))
+    assert "ddp-orch kill 7" in str(foreign_commands.elsewhere(["jobs", "cancel", "7"]))
+    assert "ddp-orch ps" in str(foreign_commands.elsewhere(["jobs"]))
+    assert "notify" in str(foreign_commands.elsewhere(["autostop", "-i", "5", "box"]))
