@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 import shlex
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TextIO
 
 from ..errors import Interrupted, OrchError, UsageError
 from ..hosts.bootstrap import login_bash
 from ..hosts.fleet import NO_PROGRESS, each, fold_failures, reasons
 from ..hosts.host_command import CutOffError, Output
+from ..inventory import advice, launcher_variables
 from ..inventory.model import Host
 from ..output.console import Console, fold, fold_messages, size
 from ..output.terminal import tame
 from ..ssh.dialer import quote
 from .context import load_inventory, open_fleet, stderr_console
 from .live_output import LiveOutput, NewestLine, Stream
+
+_PLAIN = re.compile(r"[\w./=:,@%+ -]*")  # a line that a shell splits into words, and nothing else
 
 
 def execute(
@@ -67,6 +72,8 @@ def execute(
     console.status("")
     outputs = {host.name: outputs[host.name] for host in machines if host.name in outputs}
     _print_results(outputs, failed, cut_off, console, as_json)
+    if (note := _describe_unsent(command, outputs, inventory.path)) is not None:
+        console.note(note)
     codes = [output.status for output in outputs.values()] + [error.exit_code for error in failed.values()]
     return max(codes, default=0)
 
@@ -107,6 +114,29 @@ def _print_results(
         console.warning(line)
     for line in fold_failures(failed):
         console.error(line)
+
+
+def _describe_unsent(command: tuple[str, ...], outputs: Mapping[str, Output], inventory: str) -> str | None:
+    """What to do if hosts do not have a file that the command names and that is here; None: something else."""
+    try:
+        words = command if len(command) > 1 else tuple(shlex.split(command[0]))
+    except ValueError:
+        return None
+    name = next((word for word in words if not word.startswith("/") and Path(word).is_file()), None)
+    said = any(
+        output.status and "No such file" in line and name in line
+        for output in outputs.values()
+        for line in output.stderr.splitlines()
+        if name is not None
+    )
+    if name is None or not said:
+        return None
+    is_line = len(command) == 1 and not _PLAIN.fullmatch(command[0])
+    script = ("SCRIPT", "ARGS...") if is_line else words
+    launcher = f"run.launcher={launcher_variables.read_launcher(Path(name))}"
+    own = () if name.endswith(".py") or is_line else ("--set", launcher)
+    start = advice.command("up", *own, "--", *script, inventory=inventory)
+    return f"{name} is a file on this machine; `exec` sends no code. To send it and start it: `{start}`"
 
 
 def _as_dict(

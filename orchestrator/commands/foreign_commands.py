@@ -213,12 +213,10 @@ def _up(own: Sequence[str], inventory: str | None, script: Sequence[str]) -> str
 
 
 def _launcher(script: Sequence[str]) -> str:
-    text = " ".join(script).encode()
-    for word in script[1:]:
-        with contextlib.suppress(OSError, ValueError):
-            text += Path(word).read_bytes()
-            break
-    return launcher_variables.launcher_of_script(text)
+    file = next((path for path in map(Path, script[1:]) if path.is_file()), None)
+    if file is None:
+        return launcher_variables.launcher_of_script(" ".join(script).encode())
+    return launcher_variables.read_launcher(file)
 
 
 def _start(words: Sequence[str]) -> str:

@@ -1,6 +1,8 @@
-"""Which launcher sets a variable that other programs set for their ranks. plan/launchers.py has the values. No IO."""
+"""Which launcher sets a variable that other programs set for their ranks. plan/launchers.py has the values."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 _OF_TASKS = ("skypilot", "dstack")
 """These start a command once per host, as the tasks of these programs do."""
@@ -64,6 +66,18 @@ _LAUNCHER = {name: launcher for launcher, names in VARIABLES.items() for name in
 
 def launcher_of(variable: str) -> str | None:
     return _LAUNCHER.get(variable)
+
+
+MAX_SCRIPT = 1 << 20  # bytes; a longer file is data
+
+
+def read_launcher(path: Path) -> str:
+    """`launcher_of_script` of a file."""
+    try:
+        with path.open("rb") as file:
+            return launcher_of_script(file.read(MAX_SCRIPT))
+    except OSError:
+        return launcher_of_script(b"")
 
 
 def launcher_of_script(text: bytes) -> str:

@@ -44,6 +44,35 @@ def test_nothing_of_a_command_is_run_after_a_setup_that_failed(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        (("bash", "run-here.sh", "1"), "--set run.launcher=skypilot -- bash run-here.sh 1"),
+        (("bash run-here.sh",), "--set run.launcher=skypilot -- bash run-here.sh"),
+        ((sys.executable, "train-here.py"), f" -- {sys.executable} train-here.py"),
+        (("true; bash run-here.sh",), "-- SCRIPT"),
+        (("bash", "run-nowhere.sh"), None),
+        (("bash", "-c", "exit 127", "run-here.sh"), None),
+        (("ls", "/nowhere"), None),
+    ],
+)
+def test_a_file_that_is_here_only_is_sent_by_up(
+    inventory: str,
+    command: tuple[str, ...],
+    advice: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run-here.sh").write_text("echo $SKYPILOT_NODE_RANK\n")
+    (tmp_path / "train-here.py").write_text("")
+    assert execute(inventory, command, None, setup=False, as_json=False) != 0
+    shown = capfd.readouterr().err
+    assert ("ddp-orch up" in shown) == (advice is not None)
+    assert advice is None or advice in shown
+
+
 @pytest.mark.parametrize("command", [("python", "-c", "print('it is here')"), ("python -c 'print(\"it is here\")'",)])
 @pytest.mark.parametrize(("beside", "first"), [("pyvenv.cfg", True), ("conda-meta", True), ("other", False)])
 def test_after_setup_a_command_finds_the_python_of_the_inventory(
