@@ -21,6 +21,7 @@ from ..output.console import Console, fold, fold_messages, size
 from ..output.terminal import tame
 from ..ssh.dialer import quote
 from .context import load_inventory, open_fleet, stderr_console
+from .foreign_commands import is_file
 from .live_output import LiveOutput, NewestLine, Stream
 
 _PLAIN = re.compile(r"[\w./=:,@%+ -]*")  # a line that a shell splits into words, and nothing else
@@ -122,7 +123,7 @@ def _describe_unsent(command: tuple[str, ...], outputs: Mapping[str, Output], in
         words = command if len(command) > 1 else tuple(shlex.split(command[0]))
     except ValueError:
         return None
-    name = next((word for word in words if not word.startswith("/") and Path(word).is_file()), None)
+    name = next((word for word in words if not word.startswith("/") and is_file(word)), None)
     said = any(
         output.status and "No such file" in line and name in line
         for output in outputs.values()

@@ -136,6 +136,13 @@ def foreign_task(words: Sequence[str]) -> str | None:
     return None
 
 
+def is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except OSError:  # such as a command for `bash -c`, which is too long for a name
+        return False
+
+
 def is_yaml(word: str) -> bool:
     return word.endswith((".yaml", ".yml"))
 
@@ -213,7 +220,7 @@ def _up(own: Sequence[str], inventory: str | None, script: Sequence[str]) -> str
 
 
 def _launcher(script: Sequence[str]) -> str:
-    file = next((path for path in map(Path, script[1:]) if path.is_file()), None)
+    file = next((Path(word) for word in script[1:] if is_file(word)), None)
     if file is None:
         return launcher_variables.launcher_of_script(" ".join(script).encode())
     return launcher_variables.read_launcher(file)
@@ -224,7 +231,7 @@ def _start(words: Sequence[str]) -> str:
     job = _read_job(words)
     if job.is_understood and len(job.names) == 1 and not job.inventory:
         name = job.names[0]
-        if RUN_NAME.fullmatch(name) and Path(name).suffix not in (*SHELLS, ".py") and not Path(name).exists():
+        if RUN_NAME.fullmatch(name) and Path(name).suffix not in (*SHELLS, ".py") and not is_file(name):
             return _line(["restart", name])
     return _launch(words)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from .yaml_source import Map, Node, Scalar
@@ -14,6 +15,7 @@ _DSTACK = {"commands", "nodes"}
 
 _WITH_NAMES = {"envs", "env", "secrets"}  # keys of variables
 _ENVS = "run.env of the inventory, or `-e NAME=VALUE`, or `--env-file FILE` of `up`"
+_FILES = "a folder on a shared disk, or run.sync for small files, which lie beside the script as they do here"
 _NODES = "all hosts of the inventory, or --hosts 'any {value}'"
 # by tool and key, in the order of the message
 _MEANINGS = {
@@ -21,7 +23,7 @@ _MEANINGS = {
         "envs": _ENVS,
         "secrets": "list the names in run.secrets, and export the values",
         "setup": "for packages, `ddp-orch exec --setup -- pip install ...`, once; for each start, `setup` of the hosts",
-        "file_mounts": "a folder on a shared disk, or run.sync for small files",
+        "file_mounts": _FILES + "; a path such as /data/train.bin has to be on the hosts",
         "num_nodes": _NODES,
         "workdir": "nothing: `up` sends the git repository, or the folder of the script",
         "resources": "`gpus` and `container` of the hosts, where the defaults do not fit",
@@ -30,10 +32,16 @@ _MEANINGS = {
         "env": _ENVS,
         "nodes": _NODES,
         "image": "run.container",
-        "files": "a folder on a shared disk, or run.sync for small files",
+        "files": _FILES,
         "resources": "`gpus` of the hosts, where the default does not fit",
     },
 }
+_VALUES = "; take their values out of this file, or `up` sends it with them if it is among the code"
+_IN_LINES = {
+    r"sky_workdir": "`cd ~/sky_workdir`: remove it; the script starts in the folder of the code",
+    r"--master[_-]port[= ]\d+": "--master_port: `$MASTER_PORT` is a free port, also if several runs share the hosts",
+}
+"""What to change in the lines of a task."""
 _LINES = {SKYPILOT: "run", DSTACK: "commands"}
 _MORE = {SKYPILOT: '\n  More: docs/comparison.md, "Coming from SkyPilot"', DSTACK: ""}
 
@@ -45,11 +53,14 @@ def describe_task(root: Map) -> str | None:
     if tool is None:
         return None
     keys = [f"\n    {_explain(key, text, nodes[key])}" for key, text in _MEANINGS[tool].items() if key in nodes]
+    keys += [
+        f"\n    {text}" for pattern, text in _IN_LINES.items() if re.search(pattern, _text(nodes.get(_LINES[tool])))
+    ]
     return (
         f"this is a task of {tool}; an inventory lists hosts. Write one with `ddp-orch init HOST...`, put the lines of "
         f"`{_LINES[tool]}` into a script that begins with `set -e`, or a line that fails does not end it, and start "
         f"it: ddp-orch up --set run.launcher={tool.lower()} -- bash SCRIPT"
-        + (f"\n  here, its other keys become:{''.join(keys)}" if keys else "")
+        + (f"\n  here, the rest of it becomes:{''.join(keys)}" if keys else "")
         + _MORE[tool]
     )
 
@@ -67,7 +78,14 @@ def _explain(key: str, text: str, node: Node) -> str:
     value = node.text if isinstance(node, Scalar) and node.text.isdecimal() else "N"
     names = _names(node) if key in _WITH_NAMES else ()
     shown = ", ".join([*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])])
-    return f"{key}{f' ({shown})' if names else ''}: {text.format(value=value)}"
+    values = _VALUES if key == "secrets" and isinstance(node, Map) else ""
+    return f"{key}{f' ({shown})' if names else ''}: {text.format(value=value)}{values}"
+
+
+def _text(node: Node | None) -> str:
+    if isinstance(node, List):
+        return "\n".join(map(_text, node.items))
+    return node.text if isinstance(node, Scalar) else ""
 
 
 def _names(node: Node) -> Sequence[str]:

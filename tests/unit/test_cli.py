@@ -383,6 +383,21 @@ def test_launch_with_a_task_of_skypilot_says_at_once_what_becomes_of_it(tmp_path
     assert "ddp-orch up other.yaml" in orch(tmp_path, "launch", "other.yaml").stderr
 
 
+def test_the_lines_of_a_task_that_do_not_fit_here_are_named(tmp_path: Path) -> None:
+    task = tmp_path / "task.yaml"
+    task.write_text(
+        "secrets: {TOK: hunter2}\nfile_mounts: {/data: s3://b}\n"
+        "run: |\n  cd ~/sky_workdir\n  torchrun --master_port=8008 train.py\n"
+    )
+    shown = str(foreign_commands.foreign_task([str(task)]))
+    for word in ("cd ~/sky_workdir", "$MASTER_PORT", "/data/train.bin", "beside the script", "values out of this file"):
+        assert word in shown, (word, shown)
+    assert "hunter2" not in shown
+    task.write_text("secrets: [TOK]\nrun: torchrun --master_port=$MASTER_PORT train.py\n")
+    shown = str(foreign_commands.foreign_task([str(task)]))
+    assert not any(word in shown for word in ("sky_workdir", "$MASTER_PORT", "values out"))
+
+
 def test_a_command_of_two_words_is_recognised_as_a_whole() -> None:
     assert "ddp-orch up task.yaml" in str(foreign_commands.elsewhere(["jobs", "launch", "task.yaml"]))
     assert "ddp-orch kill 7" in str(foreign_commands.elsewhere(["jobs", "cancel", "7"]))

@@ -54,6 +54,7 @@ def test_nothing_of_a_command_is_run_after_a_setup_that_failed(
         (("bash", "run-nowhere.sh"), None),
         (("bash", "-c", "exit 127", "run-here.sh"), None),
         (("ls", "/nowhere"), None),
+        (("ls", "a" * 5000), None),
     ],
 )
 def test_a_file_that_is_here_only_is_sent_by_up(

@@ -17,6 +17,7 @@ CASES = [
     ("launch -- bash run2.sh", f"up {SKY}"),
     ("launch run2.sh", f"up {SKY}"),
     ("launch bash run2.sh", f"up {SKY}"),
+    (f"launch -- bash -c {5000 * 'a'}", f"up --set run.launcher=node -- bash -c {5000 * 'a'}"),
     ("launch other.sh", "up --set run.launcher=node -- bash other.sh"),
     ("launch -- train.py --lr 0.1", "up -- train.py --lr 0.1"),
     ("launch train.py --lr 0.1", "up -- train.py --lr 0.1"),
