@@ -320,7 +320,7 @@ def _warn_of_variables(inventory: Inventory, snapshot: ship.Snapshot, *, module:
     for launcher, needed in python_files.find_needed_variables(script, folder).items():
         hosts = (name for host in inventory.hosts for name in host.env)
         set_here = {*inventory.run.env, *hosts, *launchers.choose(inventory).env}
-        if launcher != inventory.run.launcher and needed.variable not in set_here:
+        if inventory.run.launcher not in (launcher, f"{launcher}run") and needed.variable not in set_here:
             yield (
                 f"{os.path.relpath(needed.path, folder)}:{needed.line} needs {needed.variable}, which the launcher "
                 f"{inventory.run.launcher} does not set. {launcher} does: {launcher_variables.explain(launcher)}"

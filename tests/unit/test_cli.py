@@ -390,12 +390,12 @@ def test_the_lines_of_a_task_that_do_not_fit_here_are_named(tmp_path: Path) -> N
         "run: |\n  cd ~/sky_workdir\n  torchrun --master_port=8008 train.py\n"
     )
     shown = str(foreign_commands.foreign_task([str(task)]))
-    for word in ("cd ~/sky_workdir", "$MASTER_PORT", "/data/train.bin", "beside the script", "values out of this file"):
+    for word in ("cd ~/sky_workdir", "$MASTER_PORT", "/data/train.bin", "run.sync", "take their values"):
         assert word in shown, (word, shown)
     assert "hunter2" not in shown
     task.write_text("secrets: [TOK]\nrun: torchrun --master_port=$MASTER_PORT train.py\n")
     shown = str(foreign_commands.foreign_task([str(task)]))
-    assert not any(word in shown for word in ("sky_workdir", "$MASTER_PORT", "values out"))
+    assert not any(word in shown for word in ("sky_workdir", "$MASTER_PORT", "take their"))
 
 
 def test_a_command_of_two_words_is_recognised_as_a_whole() -> None:

@@ -55,6 +55,14 @@ def test_what_helps_while_the_run_waits_for_hosts_with_a_problem() -> None:
     assert "revive" not in said and said.count("restart") == 1
 
 
+def test_a_restart_without_lost_hosts_names_those_that_are_left() -> None:
+    known = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 3, "ranks": 3}
+    run = Run("20260101-120000-0001", "exp", "running", 1, "", {"c": part_of(**known, node=2, host="c")})
+    about = AboutRun("exp", "inventory.yaml")
+    assert "ddp-orch restart --hosts c exp" in drain._restart_without(run, ["b", "a"], about)
+    assert drain._restart_without(run, ["a", "b", "c"], about) == ""
+
+
 class Starting:
     """A host whose run refuses requests until it was asked twice."""
 

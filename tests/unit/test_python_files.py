@@ -248,6 +248,7 @@ def test_a_script_of_a_tutorial_is_started_with_warnings(
         ("import os\nrank = int(os.environ['OMPI_COMM_WORLD_RANK'])", "", "mpi"),
         ("import os\nrank = int(os.environ['SLURM_PROCID'])", "run: {launcher: srun}", None),
         ("import os\nrank = int(os.environ['SLURM_PROCID'])", "run: {launcher: jax}", None),
+        ("import os\nrank = int(os.environ['OMPI_COMM_WORLD_RANK'])", "run: {launcher: mpirun}", None),
         ("import os\nrank = int(os.environ['SLURM_PROCID'])", "run: {env: {SLURM_PROCID: '0'}}", None),
         ("import os\nprint(os.environ['SLURM_ARRAY_TASK_ID'])", "", None),
         ("import os\nos.environ['SLURM_PROCID'] = '0'", "", None),
