@@ -62,7 +62,7 @@ def describe(run_name: str | None, inventory_path: str | None, hosts: str | None
     waiting.note_unaware(run, about.command("kill"), console)
     commands = [restart] if (restart := waiting.restart_without(run, about)) else []
     commands += [about.command(*words) for words in _next(run)]
-    if run.state != "succeeded" and not run.unfinished and recent.command_of(run.run_id) is not None:
+    if run.state != "succeeded" and run.is_over and recent.command_of(run.run_id) is not None:
         commands.append(resume_command.choose(about.command("restart"), run.parts, missing).command)
     print("\n".join(["next:", *(f"  {command}" for command in commands)]))
     return 0
@@ -73,6 +73,8 @@ def _next(run: registry.Run) -> Sequence[tuple[str, ...]]:
     if run.unfinished:
         revive = [("revive",)] if run.without_guard or run.state == "waiting" else []
         return [*revive, ("logs", "-f"), ("top",), ("kill",)]
+    if run.rejoining:
+        return [("logs", "-f"), ("diagnose",), ("kill",)]
     return [("logs",), ("diagnose",), ("report",), ("fetch",)]
 
 

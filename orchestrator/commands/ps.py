@@ -51,6 +51,8 @@ def ps(
             revive = about.command("revive")
             if run.without_guard:
                 console.note(f"run {run.run_id} has lost {fold(run.without_guard)}; to bring it back: {revive}")
+            if run.cut_off:
+                console.note(f"run {run.run_id} continues without {waiting.describe_cut_off(run)}")
             waiting.note(run, console, about)
             rejoining.note(run, about.command("kill"), console)
             if forgetful := listing.forgetful(run):
@@ -218,7 +220,7 @@ def _row(run: registry.Run, missing_hosts: Sequence[str], now: float) -> dict[st
 
 def _describe_hosts(run: registry.Run, missing_hosts: Sequence[str]) -> str:
     witness = {host for host, part in run.parts.items() if part.is_witness}
-    lost, drained = set(run.without_guard), set(run.left) | _drained_and_off(run)
+    lost, drained = {*run.without_guard, *run.cut_off}, set(run.left) | _drained_and_off(run)
     others = {"spare": set(run.spares) - lost, "lost": lost, "drained": drained, "witness": witness}
     named = [f"{what} {fold(some)}" for what, some in others.items() if some]
     if used := [host for host in run.parts if not any(host in some for some in others.values())]:

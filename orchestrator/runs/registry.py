@@ -167,12 +167,20 @@ class Run:
         return tuple(host for host, part in self.parts.items() if self.unfinished and part.lacks_guard)
 
     @property
+    def cut_off(self) -> tuple[str, ...]:
+        """While it continues on others: its hosts that answer, but wait for hosts that they do not hear."""
+        waiting = (host for host, part in self.parts.items() if part.unfinished and part.waits and not part.has_left)
+        continues = self.unfinished and self.state != "waiting"
+        return tuple(host for host in waiting if continues and self.parts[host].node != self.head)
+
+    @property
     def spares(self) -> tuple[str, ...]:
         """Its hosts that have no rank in the newest attempt, and may have some in the next one."""
         return tuple(
             host
             for host, part in self.parts.items()
             if part.unfinished and part.node_rank is None and not part.is_witness and part.node != self.head
+            if host not in self.cut_off
         )
 
     @property
@@ -197,8 +205,8 @@ class Run:
     def _of_head(self) -> Part | None:
         return self._first if self._first.node == self.head else None
 
-    def _state_of(self, part: Part) -> str:
-        return "suspect" if part.host in self.suspects else part.state_here
+    def _state_of(self, name: str, part: Part) -> str:
+        return "lost" if name in self.cut_off else "suspect" if part.host in self.suspects else part.state_here
 
     @property
     def lacks_team(self) -> bool:
@@ -222,7 +230,7 @@ class Run:
                 "role": self._role(host, part),
                 "node_rank": None if host in self.left else part.node_rank,
                 "witness": part.is_witness,
-                "state": self._state_of(part),
+                "state": self._state_of(host, part),
                 "exit_code": part.exit_code,
                 "signal": part.signal,
                 "pid": part.pid if part.unfinished else None,

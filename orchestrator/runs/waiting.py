@@ -55,6 +55,10 @@ def describe(hosts: Iterable[str], until: str, *, no_majority: bool = False) -> 
     return f"{fold(hosts)} until {whole_seconds(until)}{why}"
 
 
+def describe_cut_off(run: Run) -> str:
+    return f"{fold(run.cut_off)}, which answers here, but hears nothing of the others: check the network between them"
+
+
 def describe_no_majority(run: Run, about: AboutRun) -> str:
     """Why no host can be drained or added, and the ways out. "" if a majority answers, or nothing is known of that."""
     if run.waits is None or not run.waits.no_majority:
@@ -68,6 +72,12 @@ def describe_no_majority(run: Run, about: AboutRun) -> str:
             f"no majority: {' and '.join(map(fold, apart.values()))} of run {run.run_id} answer here, but not each "
             f"other, so {NOTHING_CHANGES}. Repair the network between them"
         )
+    if answering := _silent_but_here(run):
+        return (
+            f"no majority: {fold(left)} of run {run.run_id} hears nothing of {fold(answering)}, which answers here, so "
+            "the network between them may be cut. While no majority hears each other, "
+            f"{NOTHING_CHANGES}. Repair the network"
+        )
     which = fold(silent) if enough >= len(silent) else f"{number_of(enough, 'host')} of {fold(silent)}"
     text = (
         f"no majority: only {fold(left)} of the {number_of(len(members), 'host')} of run {run.run_id} answers, so "
@@ -77,9 +87,15 @@ def describe_no_majority(run: Run, about: AboutRun) -> str:
     return f"{text}. Or start the run again without {fold(silent)}: {restart}" if restart else text
 
 
+def _silent_but_here(run: Run) -> list[str]:
+    """The awaited hosts that answer here and have a guard of the run."""
+    parts = {host: run.parts[host] for host in (run.waits.hosts if run.waits else ()) if host in run.parts}
+    return [host for host, part in parts.items() if part.unfinished and not part.lacks_guard]
+
+
 def restart_without(run: Run, about: AboutRun) -> str:
     """The command that starts a run without a majority again, on the hosts that answer; "" if there are none."""
-    if run.waits is None or not run.waits.no_majority or _parts_apart(run):
+    if run.waits is None or not run.waits.no_majority or _parts_apart(run) or _silent_but_here(run):
         return ""
     left = [name for name in run.hosts if name not in {*run.drained, *run.waits.hosts, run.witness}]
     return about.command("restart", "--hosts", fold(left)) if left else ""

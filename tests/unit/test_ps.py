@@ -230,3 +230,30 @@ def test_without_a_majority_the_hosts_that_answer_can_start_again(answering: str
     text = waiting.describe_no_majority(Run("R", "exp", "waiting", 1, "", parts), AboutRun("exp", "inventory.yaml"))
     assert "no majority" in text and "a,c" in text
     assert ("restart --hosts a,c exp" in text) == ("1 host of b,d" in text) == restarts
+
+
+CUT = {"hosts": ["a", "c"], "until": NOON, "no_majority": True}
+
+
+def test_a_host_that_is_cut_off_alone_is_lost_and_no_spare(capsys: pytest.CaptureFixture[str]) -> None:
+    """It knows nothing of the attempt that the others have begun without it."""
+    of_run = {"hosts": list("abc"), "nprocs": [1] * 3, "team": 3, "ranks": 3}
+    parts = {host: part_of(**of_run, host=host, node=node) for node, host in ((0, "a"), (2, "c"))}
+    parts["b"] = part_of(**of_run, host="b", node=1, state="waiting", node_rank=None, waits=CUT)
+    continues = Run("20260101-120000-0001", "x", "running", 2, STARTED, parts)
+    show([continues], NOON)
+    assert capsys.readouterr().out.rstrip().endswith(" a,c, lost b")
+    assert continues.spares == () and "b" in waiting.describe_cut_off(continues)
+    assert [node["state"] for node in continues.as_dict()["nodes"]] == ["running", "lost", "running"]
+    waits = Run("20260101-120000-0001", "x", "waiting", 2, STARTED, parts)
+    assert waits.cut_off == () and waits.spares == ("b",)
+
+
+def test_hosts_that_answer_are_not_to_be_started_again_because_one_does_not_hear_them() -> None:
+    of_run = {"hosts": list("abc"), "nprocs": [1] * 3, "team": 3, "ranks": 3, "state": "waiting"}
+    parts = {host: part_of(**of_run, host=host, node=node) for node, host in ((0, "a"), (2, "c"))}
+    parts["b"] = part_of(**of_run, host="b", node=1, waits=CUT)
+    run = Run("R", "exp", "waiting", 1, "", parts)
+    text = waiting.describe_no_majority(run, AboutRun("exp", "inventory.yaml"))
+    assert "network" in text and "revive" not in text and "restart" not in text
+    assert waiting.restart_without(run, AboutRun("exp", "inventory.yaml")) == ""

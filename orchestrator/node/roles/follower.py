@@ -412,7 +412,7 @@ class WorkerLink(ClusterLink):
         report["what"] = "%s (reported by %s)" % (report["what"], here)
         self._has_told = True
         wait = "it waits for %s %s" % (", ".join(self._awaited()), narration.wait_until(self._gives_up_at()))
-        wait += notify.advise_reviving(self._spec)
+        wait += ", unless only %s is cut off%s" % (here, notify.advise_reviving(self._spec))
         self._notify(label, report, wait if label == "waiting" else "")
 
     def _notify(self, label: str, failure: Optional[Dict[str, Any]], more: str = "") -> None:

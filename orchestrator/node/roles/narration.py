@@ -66,6 +66,7 @@ def news(before: State, after: State, notes: Sequence[str] = ()) -> Optional[New
         return News("starting", after.attempt)
     change = _change_of_team(before, after.team)
     facts = ["attempt %d runs %s" % (after.attempt, change)] if change else []
+    facts += ["%s: %s" % each for each in gate.unfit_hosts(before).items()]
     facts += [*after_loss(before), *notes]
     return News("restarting", before.attempt, before.first_failure, drain.drained_hosts(before), "; ".join(facts))
 
