@@ -298,6 +298,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
     lost: set[int] = set()  # nodes that are not back yet
     finished: set[int] = set()  # nodes whose part of the attempt has succeeded
     problems: dict[int, set[str]] = {}  # by node, the codes of its newest answer
+    cut_off: int | None = None  # the node that failed because the network of the ranks was cut
     ran_on: dict[int, set[int]] = {}  # by attempt, the nodes whose ranks were started
     for event in events:
         if isinstance(event, recorded.Started):
@@ -323,6 +324,7 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 where = attempt_hosts(attempt)
                 kind, what = "attempt", f"attempt {attempt} started{where and ' on '}{where}"
             case recorded.Failed(fields=failed):
+                cut_off = failed.node if failed.failure.lost else cut_off
                 last_line = f" ({failed.failure.said})" if failed.failure.said else ""
                 kind, what = "failure", f"{host(failed.node)}: {failed.failure.what}{last_line}"
             case recorded.Exited(fields=exited) if exited.node in lost:
@@ -354,7 +356,9 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
             case recorded.NodeEvent("Elected", elected):
                 is_over = not attempt or finished >= ran_on.get(attempt, {-1})
                 kind = "change" if is_over or head in leaving else "failure"
-                if elected.node == head or elected.resigned:
+                if elected.node != head and elected.resigned and (problems.get(head) or cut_off == head):
+                    kind, what = "change", f"{host(head)} gave up the lead; {host(elected.node)} was elected"
+                elif elected.node == head or elected.resigned:
                     again = "it was elected again" if elected.node == head else f"{host(elected.node)} was elected"
                     what = f"{no_majority(elected.silent)}; {again}"
                 elif head in leaving:

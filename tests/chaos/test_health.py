@@ -88,6 +88,10 @@ def test_a_head_with_a_full_disk_gives_up_the_lead(lab3: Lab) -> None:
         for host in lab3.hosts:
             host.sh("touch ~/end", check=True)
         run.assert_ended(0, "succeeded", within=60, attempt=2)
+        told = ok(orch(lab3, "events", run.run_id, "-i", inventory)).stdout
+        assert "node-0 gave up" in told and "majority" not in told
+        found = ok(orch(lab3, "diagnose", run.run_id, "-i", inventory)).stdout
+        assert "majority" not in found
     news = [host.sh("cat ~/news.jsonl").stdout for host in lab3.hosts]
     assert not news[0] and '"state": "restarting"' in news[1] and '"state": "waiting"' not in news[1]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node.gang import gate
-from orchestrator.node.gang.gang_events import Checked
+from orchestrator.node.gang import gang, gate
+from orchestrator.node.gang.gang_events import Checked, Elected
 from orchestrator.node.gang.gang_state import Node, NodePhase, Phase, State
 from orchestrator.node.roles import narration
 
@@ -108,3 +108,12 @@ def test_a_head_that_gives_up_the_lead_is_not_waited_for() -> None:
     all_needed = planned._replace(min_nodes=3)
     waits = narration.news(all_needed, gate.on_checked(all_needed, Checked(0, 2, (UNFIT,), 1010.0)))
     assert waits is not None and waits.state == "waiting"
+
+
+def test_a_head_that_has_given_up_the_lead_was_not_lost() -> None:
+    planned = ended(elects=True, min_nodes=2)
+    unfit = gate.on_checked(planned, Checked(0, 2, (UNFIT,), 1010.0))
+    led, _ = gang.step(unfit, Elected(1, "10.0.0.2", 1020.0))
+    assert (led.head, led.nodes[0].phase) == (1, NodePhase.EXITED)
+    (line,) = (line for line in narration.lines(unfit, led) if "host-1" in line)
+    assert "left the lead" in line

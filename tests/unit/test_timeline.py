@@ -157,6 +157,22 @@ def test_a_host_whose_ranks_have_finished_can_be_lost_without_harm() -> None:
 FAILURE = {"host": "c", "node": 2, "rank": 2, "what": "rank 2: exit code 1", "said": "KeyError", "at": 1009.0}
 
 
+CUT_HEAD = {**FAILURE, "host": "a", "node": 0, "rank": None, "lost": True}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        event("Checked", 1005.0, node=0, attempt=2, problems=[{"code": "disk-full", "text": "no space"}]),
+        event("Failed", 1005.0, node=0, attempt=1, failure=CUT_HEAD),
+    ],
+)
+def test_a_head_that_gives_up_the_lead_has_had_a_majority(before: dict[str, Any]) -> None:
+    resigned = event("Elected", 1010.0, node=1, resigned=True)
+    entry = timeline.entries(events_of(*started(1000.0), before, resigned), HOSTS)[-1]
+    assert entry.kind == "change" and "a gave up" in entry.what and "majority" not in entry.what
+
+
 @pytest.mark.parametrize(
     ("end", "failure"),
     [

@@ -75,6 +75,7 @@ from .gang_state import (
 )
 from .team import (
     AT_START,
+    gives_way,
     next_team,
     place,
     restart_is_due,
@@ -276,6 +277,8 @@ def _on_elected(state: State, event: Elected) -> State:
         return after
     if drain.has_to_resign(state):
         return drain.on_elected(after, event.at)
+    if event.node != old and gives_way(state):
+        return after
     if old == event.node or event.resigned:  # it was without a majority for so long that its attempt has ended
         return _fail(after, no_majority(state, event.silent, event.at), event.at)
     failure = dict(failure_of(state, old, "head lost", event.at), lost=True)

@@ -159,7 +159,7 @@ class ElectedHead(HeadLink):
     def _decide(self) -> None:
         now = self._now()
         if self._voter.is_new and self._voter.has_authority:
-            resigned = self._state.head == self._here or self._voter.head_answered
+            resigned = self._state.head == self._here or self._voter.head_answered or team.gives_way(self._state)
             silent = self._voter.missed if resigned else []
             self._entries.add_elected(gang_events.Elected(self._here, self._meeting_address(), now, resigned, silent))
             self._voter.missed, self._voter.head_answered = [], False
