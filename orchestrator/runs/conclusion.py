@@ -13,7 +13,7 @@ from ..hosts.fleet import fold_failures
 from ..inventory.advice import AboutRun
 from ..output.console import Console, fold
 from ..output.terminal import one_line
-from . import registry, rejoining, resume_command
+from . import registry, rejoining, resume_command, shell_scripts
 from .follow import View
 from .resume_command import Resume
 
@@ -66,7 +66,8 @@ def conclude(
     stray = {host: files for host, outcome in view.outcomes.items() if (files := outcome.stray_outputs)}
     uncopied = resume_command.beside_code(stray, parts) if can_carry_over else ""
     if stray and not _starts_again(verdict):
-        console.warning(_describe_stray_outputs(stray, uncopied))
+        is_shell = bool(shell_scripts.describe_command(run_id).shell)
+        console.warning(_describe_stray_outputs(stray, uncopied, is_shell))
     chosen = resume_command.choose(resume, parts, set(nodes) - set(parts) - set(without_record))
     is_missed = verdict.state in ("failed", "lost") and explain()
     if uncopied:
@@ -183,16 +184,25 @@ def with_purposes(commands: Mapping[str, str], columns: int) -> list[str]:
     return [line for command, purpose in commands.items() for line in (f"  # {purpose}", f"  {command}")]
 
 
-def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs], uncopied: str) -> str:
-    """The warning about files that the script wrote to relative paths. `uncopied`: `resume_command.beside_code`."""
+def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs], uncopied: str, is_shell: bool) -> str:
+    """The warning about files that the script wrote to relative paths.
+
+    `uncopied`: `resume_command.beside_code`. `is_shell`: whether it is a shell script.
+    """
     host, files = min(files_by_host.items(), key=lambda item: item[0])
     names = ", ".join(files.files) + (", ..." if files.count > len(files.files) else "")
     others = f" (and some on {fold(set(files_by_host) - {host})})" if len(files_by_host) > 1 else ""
+    if is_shell:
+        how = 'in the shell script: --out "$DDP_ORCH_OUTPUT_DIR"'
+    else:
+        how = "in an argument, {output} is that folder: --out '{output}'"
     text = (
         f"the script wrote files outside $DDP_ORCH_OUTPUT_DIR: {names} on {host}{others}\n  in {files.folder}\n"
         "  A new run of the same name will not find them, unless `restart` starts it. Write to $DDP_ORCH_OUTPUT_DIR; "
-        "in an argument, {output} is that folder: --out '{output}'"
+        f"{how}"
     )
+    if any("{output}" in name for name in files.files):
+        text += "\n  {output} is replaced in arguments after `--` only, not inside of scripts"
     if uncopied:
         only = uncopied[:1].upper() + uncopied[1:]
         text += f"\n  {only}. If all ranks load it, set run.resume: head too: all hosts get what is in that folder"

@@ -74,9 +74,10 @@ def describe_no_majority(run: Run, about: AboutRun) -> str:
         )
     if answering := _silent_but_here(run):
         return (
-            f"no majority: {fold(left)} of run {run.run_id} hears nothing of {fold(answering)}, which answers here, so "
-            "the network between them may be cut. While no majority hears each other, "
-            f"{NOTHING_CHANGES}. Repair the network"
+            f"no majority: {fold(left)} of run {run.run_id} hears nothing of {fold(answering)}, which answers here. "
+            "After a reboot or `revive`, this takes some seconds to change. Otherwise the network "
+            "between them may be cut. "
+            f"Until then, {NOTHING_CHANGES}"
         )
     which = fold(silent) if enough >= len(silent) else f"{number_of(enough, 'host')} of {fold(silent)}"
     text = (

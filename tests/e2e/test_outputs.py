@@ -24,6 +24,16 @@ count.write_text(str(number + 1))
 """
 
 
+def test_a_shell_script_is_told_the_variable_of_its_output_folder(tmp_path: Path) -> None:
+    """Placeholders are replaced in arguments, and it has none."""
+    (tmp_path / "run.sh").write_text("mkdir '{output}'\necho x > '{output}/last.pt'\n")
+    hosts = f"hosts: [{{name: me, address: localhost, python: {sys.executable}}}]\n"
+    (tmp_path / "inventory.yaml").write_text(hosts + "run: {launcher: skypilot}\n")
+    done = orch(tmp_path, "up", "inventory.yaml", "--skip-check", "--", "bash", "run.sh")
+    assert done.returncode == 0, done.stderr
+    assert ': --out "$DDP_ORCH_OUTPUT_DIR"' in done.stderr and "{output} is replaced" in done.stderr, done.stderr
+
+
 def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nopen('model.pt', 'w').close()\nopen('conf', 'a').write('changed')")
     (tmp_path / "conf").write_text("as sent")
