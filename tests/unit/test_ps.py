@@ -255,5 +255,5 @@ def test_hosts_that_answer_are_not_to_be_started_again_because_one_does_not_hear
     parts["b"] = part_of(**of_run, host="b", node=1, waits=CUT)
     run = Run("R", "exp", "waiting", 1, "", parts)
     text = waiting.describe_no_majority(run, AboutRun("exp", "inventory.yaml"))
-    assert "network" in text and "revive" not in text and "restart" not in text
+    assert "network" in text and "ddp-orch" not in text
     assert waiting.restart_without(run, AboutRun("exp", "inventory.yaml")) == ""
