@@ -29,6 +29,7 @@ UNKNOWN_COMMAND = Command()
 class RunRecord:
     exits: Sequence[Exit] = ()
     hosts: Sequence[str] = ()
+    """Hosts that have answered with what they know of the run."""
     ranks: Mapping[int, str] | None = None
     oom_hosts: Sequence[str] = ()
     """Where the cgroup counted a kill for lack of memory."""

@@ -352,7 +352,9 @@ def diagnose_earlier_attempt(
     failures = _failures(answers, attempt)
     first = min((failure for _, failure in failures), key=lambda failure: failure.at, default=None)
     failed_at, rank = (first.at, first.rank) if first else (None, None)
-    record = RunRecord(_exits(failures), failed_at=failed_at, first_rank=rank, same_code=same_code, command=command)
+    record = RunRecord(
+        _exits(failures), tuple(answers), failed_at=failed_at, first_rank=rank, same_code=same_code, command=command
+    )
     record = replace(record, lost=lost.host, lost_at=lost.at) if lost else record
     return diagnose(_lines_of_attempt(lines, answers, attempt), record).findings[0]
 

@@ -128,3 +128,49 @@ def test_a_line_that_keeps_the_ranks_from_meeting_is_named(lab2: Lab) -> None:
     first = json.loads(ok(orch(lab2, "diagnose", "-i", inventory, "--json")).stdout)["findings"][0]
     assert "train.py:4" in first["fix"] and "all ranks wait" in first["message"].lower()
     assert_clean(lab2)
+
+
+TRAINS = """
+import os, sys, time, torch, torch.distributed as dist
+from pathlib import Path
+dist.init_process_group("gloo")
+rank, last = dist.get_rank(), Path(os.environ["DDP_ORCH_OUTPUT_DIR"], "last.pt")
+begin = 0
+if last.exists():
+    begin = torch.load(last)
+    print(f"resumed from step {begin}", flush=True)
+for step in range(begin, int(sys.argv[1])):
+    loss = torch.ones(1)
+    dist.all_reduce(loss)
+    print(f"step {step} loss {loss.item() / (step + 2):.3f}", flush=True)
+    time.sleep(0.1)
+    if rank == 0:
+        torch.save(step + 1, last)
+dist.destroy_process_group()
+"""
+STARTS_TORCHRUN = """
+set -e
+torchrun --nnodes "$SKYPILOT_NUM_NODES" --node_rank "$SKYPILOT_NODE_RANK" --nproc_per_node 1 \\
+  --master_addr "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)" --master_port 29777 train.py "$1"
+"""
+
+
+@pytest.mark.parametrize(("launcher", "attempts"), [("skypilot", 1), ("skypilot", 2), ("torchrun", 1)])
+def test_a_rank_that_ends_first_because_it_alone_resumed_is_no_lost_host(
+    lab3: Lab, launcher: str, attempts: int
+) -> None:
+    inventory = lab3.inventory(run={"launcher": launcher, "max_restarts": attempts - 1})
+    script(lab3, TRAINS)
+    script(lab3, STARTS_TORCHRUN, "run.sh")
+    words = ("train.py",) if launcher == "torchrun" else ("bash", "run.sh")
+    name = f"{launcher}{attempts}"
+    ok(orch(lab3, "up", inventory, "--name", name, "--", *words, "3"))
+    up = orch(lab3, "up", inventory, "--name", name, "--", *words, "8")
+    assert "host-lost" not in up.stderr + up.stdout, up.stderr + up.stdout
+    findings = json.loads(ok(orch(lab3, "diagnose", "-i", inventory, "--json")).stdout)["findings"]
+    of_first = [finding for finding in findings if attempts == 1 or finding["message"].startswith("Attempt 1")]
+    assert (of_first[0]["code"], sorted(of_first[0]["hosts"])) == ("file-missing-on-host", ["node-1", "node-2"]), (
+        findings
+    )
+    assert "run.resume" in of_first[0]["fix"]
+    assert_clean(lab3)

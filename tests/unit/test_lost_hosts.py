@@ -12,6 +12,7 @@ from orchestrator.answers.decode import decode
 from orchestrator.answers.evidence import Evidence
 from orchestrator.answers.runs import Verdict
 from orchestrator.diagnosis.transcript import LogLine
+from orchestrator.diagnosis.uneven_resume import find_uneven_resume, with_uneven_resume
 from orchestrator.diagnosis.unfinished import diagnose_unfinished
 from orchestrator.hosts.fleet import Fleet
 from orchestrator.hosts.node_program import NodeProgram
@@ -303,3 +304,59 @@ def test_a_running_run_is_told_which_host_is_cut_off_on_the_network_of_its_ranks
 
     assert found(ATTEMPT, cut) == [("host-lost", ("node-2",), "warning")]
     assert found(ATTEMPT, cut, back) == [] and found(ATTEMPT) == []
+
+
+REPORT = (
+    "E1128 21:26:40.305000 228 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) "
+    "local_rank: 0 (pid: 230) of binary: /v/bin/python",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+)
+FIRST_FAILURE = "ddp-orch: first failure: node-2: rank 2: exit code 1 (exitcode : 1 (pid: 230)); stopping all nodes"
+EXIT_1 = {"rank": 2, "exit_code": 1, "signal": None, "pid": 7, "what": "rank 2: exit code 1", "at": 10.2, "attempt": 1}
+
+
+def alone_resumed(launcher: str) -> list[Line]:
+    """Rank 0 loads the snapshot of step 3 and ends at step 8. torchrun's report is the rank's, its own, or none."""
+    lines = [agent(0.0, "node-0", ATTEMPT), Line(1.0, "node-0", 0, "stdout", 1, "resumed from step 3")]
+    for step in range(5):
+        lines += [
+            Line(2.0 + step, f"node-{rank}", rank, "stdout", 1, f"step {step if rank else step + 3} loss 0.5")
+            for rank in range(3)
+        ]
+    for rank in (1, 2):
+        lines += lost_peer(10.0, f"node-{rank}", rank)
+        if launcher == "skypilot":
+            lines += [Line(10.1, f"node-{rank}", rank, "stderr", 1, text) for text in REPORT]
+        if launcher == "torchrun":
+            lines += [agent(10.1, f"node-{rank}", text) for text in REPORT]
+    return [*lines, agent(10.3, "node-0", FIRST_FAILURE)]
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+@pytest.mark.parametrize("launcher", ["skypilot", "direct", "torchrun"])
+def test_a_rank_that_ended_first_as_it_alone_had_a_snapshot_is_no_lost_host(launcher: str, has_ended: bool) -> None:
+    """Its torchrun may have ended with 0, or wait for the others until the run is stopped."""
+    lines = alone_resumed(launcher)
+    first = {**EXIT_1, "host": "node-2", "node": 2}
+    verdict = decode(Verdict, {"state": "failed", "stopped_by": None, "first_failure": first}, "run")
+    known: dict[str, dict[str, Any]] = {f"node-{rank}": dict(NOTHING) for rank in range(3)}
+    known["node-2"]["failures"] = [EXIT_1]
+    known["node-0"]["finished"] = [{"rank": 0, "attempt": 1, "at": 9.0}] if has_ended else []
+    answers = {host: decode(Evidence, answer, "evidence") for host, answer in known.items()}
+    ranks = {rank: f"node-{rank}" for rank in range(3)}
+    found = diagnose_run.diagnose_last_attempt(lines, verdict, answers, ranks, attempt=1, same_code=True).findings
+    assert not {finding.code for finding in found} & {"host-lost", "agent-killed", "unknown"}, found
+    uneven = find_uneven_resume(lines, 1, 200, (), "none", {"node-0": True, "node-1": False, "node-2": False})
+    cause = with_uneven_resume(found, uneven, restarted=False)[0]
+    assert (cause.code, sorted(cause.hosts)) == ("file-missing-on-host", ["node-1", "node-2"])
+    assert "run.resume" in cause.fix
+    for known_lines in (lines, [line for line in lines if not line.text.startswith("ddp-orch")]):
+        of_earlier = diagnose_run.diagnose_earlier_attempt(known_lines, answers, 1, True)
+        assert with_uneven_resume([of_earlier], uneven, restarted=False)[0].code == "file-missing-on-host"
+
+
+def test_a_host_that_went_silent_and_does_not_answer_may_still_be_lost() -> None:
+    lines = [line for line in alone_resumed("skypilot") if not line.text.startswith("ddp-orch")]
+    answers = {f"node-{rank}": decode(Evidence, NOTHING, "evidence") for rank in (1, 2)}
+    found = diagnose_run.diagnose_earlier_attempt(lines, answers, 1, True)
+    assert (found.code, found.hosts, found.confidence) == ("host-lost", ("node-0",), "low")

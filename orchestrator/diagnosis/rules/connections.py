@@ -123,6 +123,8 @@ def find_silent_host(suspects: Suspects, scene: Scene) -> Suspects:
         return suspects
     host = silent[0]
     last = by_host[host][-1]
+    if _has_lived_on(host, last, scene):
+        return suspects
     # its ranks lived on, and lost their peers as well
     continued = any(exception.line.host == host for exception in scene.exceptions)
     if continued or any(LOST.search(line.text) for line in by_host[host]):
@@ -131,6 +133,16 @@ def find_silent_host(suspects: Suspects, scene: Scene) -> Suspects:
     if any(STEPS.search(line.text) for line in by_host[host]):
         return (*suspects, Suspect("host-lost", ABSENT, last, None, host, "low", "it stopped without a message"))
     return suspects
+
+
+def _has_lived_on(host: str, last: LogLine, scene: Scene) -> bool:
+    """Whether the host was there after its last line: its guard has its record, or its recorder wrote later lines.
+
+    Then its ranks ended without a message, or wait in torchrun for the others, or were stopped with the run.
+    """
+    record = scene.record
+    has_guard = host in record.hosts and host not in record.without_guard and host != record.lost
+    return has_guard or any(line.host == host and line.number > last.number for line in scene.recorder_lines)
 
 
 def _is_of_agent(line: LogLine) -> bool:
