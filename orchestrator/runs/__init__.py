@@ -52,6 +52,7 @@ missing_modules  says how to install a module that the ranks could not import
 unsent_modules  explains why a module from here is not on the hosts
 port_users   names other runs that may use the port of a run
 shell_scripts  finds out whether a run starts a shell script
+missing_ranks  explains why a script lacks the variables of a rank
 kept_back    explains why a file from here was not sent
 own_addresses  finds the line of a script that keeps ranks from meeting
 diagnose     collects what the hosts know about a run, for orchestrator/diagnosis

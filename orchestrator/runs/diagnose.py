@@ -28,7 +28,7 @@ from ..output.lines import Line
 from ..output.mask import Mask
 from ..output.pipeline import Sink
 from ..output.span import ALL, Span
-from . import kept_back, missing_modules, own_addresses, port_users, rejoining, shell_scripts, timeline
+from . import kept_back, missing_modules, missing_ranks, own_addresses, port_users, rejoining, shell_scripts, timeline
 from .follow import LogFilter, View
 
 LINES = 100_000  # of all streams together
@@ -113,7 +113,8 @@ def gather_and_diagnose(
         find_earlier_cause,
         lambda: (_recorded_events(run_id, nodes, head, run_hosts, fleet), next(iter(parts.values())).hosts),
     )
-    return missing_modules.explain(replace(diagnosis, earlier=earlier), hosts)
+    diagnosis = missing_ranks.explain(replace(diagnosis, earlier=earlier), run_id, run_hosts, fleet)
+    return missing_modules.explain(diagnosis, hosts)
 
 
 def _earlier_attempts(
