@@ -13,6 +13,7 @@ COMMAND = r"^(?:\S*/)?[\w.+-]+(?: \(child\))?: "
 NOT_THERE = re.compile(
     rf"{COMMAND}(?P<what>.+?)(?:: No such file(?: or directory)?(?: \(\d+\))?| \(No such file or directory\))$"
     r"|^\S+: (?:line )?\d+: (?P<program>\S*/\S*): not found$"
+    r"|^\S+: (?:(?:line )?\d+: )?(?:source|\.): (?P<sourced>\S+): (?:file )?not found$"
     r"|^unzip: +cannot find or open (?P<archive>[^,]+),"
 )
 NO_FILE = re.compile(
@@ -31,6 +32,8 @@ FOLLOWS = re.compile(
 )
 """Lines in which a command only repeats that it has failed."""
 ERRORS = (NOT_THERE, NO_FOLDER, DENIED, CD, FOLLOWS)
+ENVIRONMENT = re.compile(r"(?:^|/)(?:activate|(?:conda|mamba|micromamba)\.sh)$")
+"""Scripts that activate a venv or a conda environment."""
 QUOTED = re.compile(r"['\"`‘](?P<path>[^'\"`’]+)['\"’]")
 VERB = re.compile(r"^(?:fatal: )?(?:cannot|can't) (?:open|read|access|stat|create)(?: file)?:? ")
 
@@ -40,13 +43,19 @@ def missing_path(text: str) -> str | None:
     match = NOT_THERE.search(text)
     if match is None or NO_FILE.search(text):
         return None
-    if path := match["program"] or match["archive"]:
+    if path := match["program"] or match["sourced"] or match["archive"]:
         return str(path)
     what = str(match["what"])
     if quoted := QUOTED.search(what):
         return quoted["path"]
     parts = [part for part in what.split(": ") if part != "Cannot open"]
     return VERB.sub("", parts[-1]) if parts else None
+
+
+def missing_environment(text: str) -> str | None:
+    """The script of a venv or of conda that a shell could not source; None: it says something else."""
+    path = missing_path(text)
+    return path if path is not None and ENVIRONMENT.search(path) else None
 
 
 def unmade_path(text: str) -> str | None:

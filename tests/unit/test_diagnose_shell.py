@@ -83,6 +83,7 @@ def first_of(script: str, folder: Path, shell: str = "bash", command: Command = 
         ("grep word none.txt", "none.txt"),
         ("sort none.txt", "none.txt"),
         ("source env/none.sh", "env/none.sh"),
+        ("source none.sh", "none.sh"),
         ("wc -l < none.txt", "none.txt"),
         ("./data/prep.sh", "./data/prep.sh"),
     ],
@@ -98,7 +99,7 @@ def test_a_file_that_a_command_of_the_script_does_not_find_is_the_cause(
     assert (everywhere.code, everywhere.confidence) == ("dataset-missing", "high")
 
 
-@pytest.mark.parametrize("command", ["cat none.txt", "./data/prep.sh", ". ./none.sh", "wc -l < none.txt"])
+@pytest.mark.parametrize("command", ["cat none.txt", "./data/prep.sh", ". ./none.sh", ". none.sh", "wc -l < none.txt"])
 def test_so_is_it_in_the_words_of_another_shell(tmp_path: Path, command: str) -> None:
     assert first_of(f"set -e\n{command}\n", tmp_path, shell="dash").code == "file-missing-on-host"
 
@@ -207,6 +208,27 @@ def test_a_cd_after_which_the_script_continued_explains_only_a_missing_script(tm
 def test_a_script_that_python_cannot_open_is_no_matter_of_sync(tmp_path: Path) -> None:
     found = first_of("set -e\npython3 trian.py\n", tmp_path)
     assert found.code == "remote-workdir-missing" and "run.sync" not in found.fix
+
+
+# --- environments, programs and variables
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+@pytest.mark.parametrize(
+    "path", ["/none/venv/bin/activate", "./none/bin/activate", "/none/etc/profile.d/conda.sh", "~/none/bin/activate"]
+)
+def test_an_environment_that_is_not_on_the_hosts_is_no_missing_data(tmp_path: Path, path: str, shell: str) -> None:
+    found = first_of(f"set -e\n. {path}\npython3 train.py\n", tmp_path, shell=shell)
+    assert (found.code, found.rank, found.hosts) == ("remote-env-differs", 1, ("b",))
+    assert path.lstrip("~.") in found.message and "data" not in found.message
+    assert [word in found.fix for word in ("Remove", "`python`", "`setup`")] == [True] * 3
+    assert missing.path_of(found) is None
+
+
+@pytest.mark.parametrize(("word", "shell"), [("source", "bash"), (".", "bash"), (".", "dash")])
+def test_so_is_one_that_the_script_activates_by_its_name(tmp_path: Path, word: str, shell: str) -> None:
+    found = first_of(f"set -e\nPATH=/none\n{word} activate pytorch\n", tmp_path, shell=shell)
+    assert found.code == "remote-env-differs" and "Remove" in found.fix
 
 
 # --- several hosts

@@ -1,4 +1,4 @@
-"""Commands of a shell script that fail and end it: missing files, folders, and permissions. Pure."""
+"""Commands of a shell script that fail and end it: missing files, folders, environments, and permissions. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..exits import Exit
 from ..scene import NO_RECORD, Scene
-from ..shell_errors import CD, DENIED, find_final_errors, missing_path, unmade_path
+from ..shell_errors import CD, DENIED, find_final_errors, missing_environment, missing_path, unmade_path
 from ..suspects import ENDING, SPECIFIC, Suspect, Suspects, map_code
 from ..transcript import LogLine
 
@@ -19,6 +19,11 @@ REMOVE_CD = f"Remove that `cd`: {IN_CODE}, which takes the place of ~/sky_workdi
 CORRECT_CD = f"Correct the path, or remove that `cd`: {IN_CODE}."
 WRITE_ELSEWHERE = "or write to $DDP_ORCH_OUTPUT_DIR, which exists. ddp-orch sends no empty folders with the code."
 CORRECT_SCRIPT = f"Correct the path in the command: {IN_CODE}, and relative paths start there."
+
+USE_PYTHON = (
+    "if `python` of the host is that of a venv or conda environment, the script finds the programs of that environment "
+    "first on its PATH. Otherwise set `python` so, or activate the environment in `setup`."
+)
 
 
 def explain_cd(suspects: Suspects, scene: Scene) -> Suspects:
@@ -88,6 +93,10 @@ def _suspect_of(line: LogLine, exit_: Exit, scene: Scene) -> Suspect | None:
         meaning = f"The folder to which the script writes does not exist on this host: {folder}."
         fix = f"Call `mkdir -p {folder}` before that, {WRITE_ELSEWHERE}"
         return Suspect("script-exception", LEVEL, line, exit_.rank, host, "medium", meaning=meaning, fix=fix)
+    if path := missing_environment(line.text):
+        meaning = f"The script activates an environment that does not exist on this host: {path}."
+        fix = f"Remove that line: {USE_PYTHON}"
+        return Suspect("remote-env-differs", LEVEL, line, exit_.rank, host, meaning=meaning, fix=fix)
     if missing_path(line.text):
         others = [other for other in scene.ranks.values() if other not in (None, host)]
         ended = {each.host for each in _silent_exits(scene)}
