@@ -51,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     connections.find_absent_peer,
     endings.drop_stuck_watchdog,
     shell_commands.explain_cd,
+    shell_commands.explain_unset_variable,
     devices.check_allocation_size,
     # by what the hosts of the run know
     run_record.drop_own_signals,

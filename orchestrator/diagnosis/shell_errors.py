@@ -34,6 +34,9 @@ FOLLOWS = re.compile(
 ERRORS = (NOT_THERE, NO_FOLDER, DENIED, CD, FOLLOWS)
 ENVIRONMENT = re.compile(r"(?:^|/)(?:activate|(?:conda|mamba|micromamba)\.sh)$")
 """Scripts that activate a venv or a conda environment."""
+UNSET = re.compile(
+    r"^\S+:(?:(?: line)? ?\d+:)? (?P<name>\$?\w+): (?:unbound variable|parameter (?:null or )?not set(?: or null)?)$"
+)
 QUOTED = re.compile(r"['\"`‘](?P<path>[^'\"`’]+)['\"’]")
 VERB = re.compile(r"^(?:fatal: )?(?:cannot|can't) (?:open|read|access|stat|create)(?: file)?:? ")
 
@@ -56,6 +59,12 @@ def missing_environment(text: str) -> str | None:
     """The script of a venv or of conda that a shell could not source; None: it says something else."""
     path = missing_path(text)
     return path if path is not None and ENVIRONMENT.search(path) else None
+
+
+def unset_variable(text: str) -> str | None:
+    """The variable that a shell needs, after `set -u` or in ${NAME:?}; digits: an argument of the script."""
+    match = UNSET.search(text)
+    return None if match is None else match["name"].removeprefix("$")
 
 
 def unmade_path(text: str) -> str | None:

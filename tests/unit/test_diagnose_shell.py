@@ -231,6 +231,33 @@ def test_so_is_one_that_the_script_activates_by_its_name(tmp_path: Path, word: s
     assert found.code == "remote-env-differs" and "Remove" in found.fix
 
 
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+@pytest.mark.parametrize("use", ["$NAME", "${NAME:?}"])
+@pytest.mark.parametrize(
+    ("name", "first", "never"),
+    [
+        ("NONE_API_KEY", "run.secrets: [NONE_API_KEY]", "PATH"),
+        ("NONE_DATA_DIR", "-e NONE_DATA_DIR", "secrets: ["),
+        ("SKYPILOT_NODE_RANK", "run.launcher=skypilot", "-e SKY"),
+        ("DSTACK_NODE_RANK", "run.launcher=dstack", "-e DSTACK"),
+        ("SLURM_PROCID", "run.launcher=srun", "-e SLURM"),
+        ("LOCAL_RANK", "torchrun", "-e LOCAL_RANK"),
+    ],
+)
+def test_a_variable_that_the_script_needs_is_named(
+    tmp_path: Path, use: str, name: str, first: str, never: str, shell: str
+) -> None:
+    found = first_of(f"set -eu\nunset {name}\necho {use.replace('NAME', name)}\n", tmp_path, shell=shell)
+    assert found.code == "remote-env-differs" and name in found.message and "SSH" not in found.message
+    assert first in found.fix and never not in found.fix
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_an_argument_that_the_script_needs_is_no_variable(tmp_path: Path, shell: str) -> None:
+    found = first_of("set -eu\necho $1\n", tmp_path, shell=shell)
+    assert found.code == "script-bad-argument" and "argument 1" in found.message and "-e " not in found.fix
+
+
 # --- several hosts
 
 

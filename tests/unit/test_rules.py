@@ -275,6 +275,11 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         {"remote-workdir-missing 78 b 1"},
         {"script-exception 78 b 1"},
     ),
+    shell_commands.explain_unset_variable: (
+        Case({"a": "run.sh: line 3: $1: unbound variable\n"}),
+        {"remote-env-differs 62 a None"},
+        {"script-bad-argument 62 a None"},
+    ),
     shell_commands.explain_missing_script: (Case({"a": NO_SCRIPT}, RunRecord(same_code=True)), set(), set()),
     shell_commands.find_failed_command: (
         Case(

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from ...inventory import launcher_variables
+from ...output.mask import names_credential
 from ..scene import Scene
 from ..suspects import Suspect, Suspects, map_code
 from ..tracebacks import INSTALLED, LoggedException
@@ -32,27 +33,32 @@ def find_unset_variable(suspects: Suspects, scene: Scene) -> Suspects:
 
     def explain(suspect: Suspect) -> Suspect:
         name = _unset_variable(suspect)
-        if name is None:
-            return suspect
-        fix = (
-            f"Set it: `-e {name}` takes the value that it has here; `run.env`, or `env` of a host, sets it for each "
-            f"start. If it is a secret, list {name} in `run.secrets`."
-        )
-        return replace(suspect, meaning=f"The script needs the variable {name}, {NOT_SET}", fix=fix)
+        return suspect if name is None else explain_variable(suspect, name)
 
     def explain_launcher(suspect: Suspect) -> Suspect:
         name = _unset_variable(suspect)
-        launcher = None if name is None else launcher_variables.launcher_of(name)
-        if launcher is None:
-            return suspect
-        fix = f"The launcher {launcher} sets it: {launcher_variables.explain(launcher)}."
-        return replace(suspect, meaning=f"The script needs the variable {name}, {NOT_SET}", fix=fix)
+        return suspect if name is None or not launcher_variables.launcher_of(name) else explain_variable(suspect, name)
 
     suspects = map_code(suspects, "script-exception", explain)
-    # a value from here would be that of one rank
-    for code in ("script-exception", "missing-rdzv-env"):
-        suspects = map_code(suspects, code, explain_launcher)
-    return suspects
+    return map_code(suspects, "missing-rdzv-env", explain_launcher)
+
+
+def explain_variable(suspect: Suspect, name: str) -> Suspect:
+    """How to set a variable that is not set for the ranks."""
+    take = f"`-e {name}` takes the value that it has here"
+    if launcher := launcher_variables.launcher_of(name):  # a value from here would be that of one rank
+        fix = f"The launcher {launcher} sets it: {launcher_variables.explain(launcher)}."
+    elif names_credential(name):
+        fix = (
+            f"Set it here, and list it in the inventory: `run.secrets: [{name}]` sends its value and hides it in the "
+            f"output. If it is no secret, {take}, and `run.env` sets it for each start."
+        )
+    else:
+        fix = (
+            f"Set it: {take}; `run.env`, or `env` of a host, sets it for each start. If it is a secret, list {name} in "
+            "`run.secrets`."
+        )
+    return replace(suspect, meaning=f"The script needs the variable {name}, {NOT_SET}", fix=fix)
 
 
 def _unset_variable(suspect: Suspect) -> str | None:

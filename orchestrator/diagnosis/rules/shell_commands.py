@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from ..exits import Exit
 from ..scene import NO_RECORD, Scene
-from ..shell_errors import CD, DENIED, find_final_errors, missing_environment, missing_path, unmade_path
+from ..shell_errors import CD, DENIED, find_final_errors, missing_environment, missing_path, unmade_path, unset_variable
 from ..suspects import ENDING, SPECIFIC, Suspect, Suspects, map_code
 from ..transcript import LogLine
+from .own_calls import explain_variable
 
 LEVEL = 62
 LEVEL_OF_SCRIPT = 79  # of a script that Python cannot open: knowledge/remote-workdir-missing.yaml
@@ -20,6 +21,12 @@ CORRECT_CD = f"Correct the path, or remove that `cd`: {IN_CODE}."
 WRITE_ELSEWHERE = "or write to $DDP_ORCH_OUTPUT_DIR, which exists. ddp-orch sends no empty folders with the code."
 CORRECT_SCRIPT = f"Correct the path in the command: {IN_CODE}, and relative paths start there."
 
+ADD_ARGUMENT = "Give it after the script: `-- bash SCRIPT ARGUMENT`. `${1:-VALUE}` in the script is a default."
+OF_RANKS = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+FOR_EACH_RANK = (
+    "Use NODE_RANK and NPROC_PER_NODE, as the script is started once per host, or read {name} in the program that "
+    "torchrun starts: torchrun sets it for each rank."
+)
 USE_PYTHON = (
     "if `python` of the host is that of a venv or conda environment, the script finds the programs of that environment "
     "first on its PATH. Otherwise set `python` so, or activate the environment in `setup`."
@@ -56,6 +63,22 @@ def explain_missing_script(suspects: Suspects, scene: Scene) -> Suspects:
         return replace(suspect, fix=CORRECT_SCRIPT) if NO_SCRIPT in suspect.line.text else suspect
 
     return map_code(suspects, "remote-workdir-missing", explain) if scene.record.same_code else suspects
+
+
+def explain_unset_variable(suspects: Suspects, scene: Scene) -> Suspects:
+    """A variable or an argument that a shell script needs. PATH and SSH have nothing to do with it."""
+
+    def explain(suspect: Suspect) -> Suspect:
+        name = unset_variable(suspect.line.text)
+        if name is None:
+            return suspect
+        if name.isdecimal():
+            meaning = f"The script needs argument {name}, which its command does not have."
+            return replace(suspect, code="script-bad-argument", meaning=meaning, fix=ADD_ARGUMENT)
+        suspect = explain_variable(suspect, name)
+        return replace(suspect, fix=FOR_EACH_RANK.format(name=name)) if name in OF_RANKS else suspect
+
+    return map_code(suspects, "remote-env-differs", explain)
 
 
 def find_failed_command(suspects: Suspects, scene: Scene) -> Suspects:
