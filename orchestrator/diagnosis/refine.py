@@ -67,6 +67,7 @@ RULES: tuple[Rule, ...] = (
     run_record.add_hang_causes,
     shell_commands.explain_missing_script,
     shell_commands.find_failed_command,
+    shell_commands.explain_missing_program,
     missing_files.check_sent_code,
 )
 

@@ -34,6 +34,12 @@ FOLLOWS = re.compile(
 ERRORS = (NOT_THERE, NO_FOLDER, DENIED, CD, FOLLOWS)
 ENVIRONMENT = re.compile(r"(?:^|/)(?:activate|(?:conda|mamba|micromamba)\.sh)$")
 """Scripts that activate a venv or a conda environment."""
+NO_PROGRAM = re.compile(
+    r"^(?:\S+: )?(?:(?:line )?\d+: )?(?:exec: )?(?P<name>[\w.+-]+): (?:command )?not found$"
+    r"|^\S+: command not found: (?P<zsh>\S+)$"
+    r"|^(?:\S*/)?(?:env|nice|nohup|setsid|stdbuf|timeout|xargs): (?:failed to (?:run command|execute) )?"
+    r"['‘]?(?P<started>[\w.+-]+)['’]?: No such file or directory$"
+)
 UNSET = re.compile(
     r"^\S+:(?:(?: line)? ?\d+:)? (?P<name>\$?\w+): (?:unbound variable|parameter (?:null or )?not set(?: or null)?)$"
 )
@@ -59,6 +65,12 @@ def missing_environment(text: str) -> str | None:
     """The script of a venv or of conda that a shell could not source; None: it says something else."""
     path = missing_path(text)
     return path if path is not None and ENVIRONMENT.search(path) else None
+
+
+def missing_program(text: str) -> str | None:
+    """The program that a shell, or a command that starts others, did not find on the PATH."""
+    match = NO_PROGRAM.search(text)
+    return None if match is None else match["name"] or match["zsh"] or match["started"]
 
 
 def unset_variable(text: str) -> str | None:

@@ -232,6 +232,40 @@ def test_so_is_one_that_the_script_activates_by_its_name(tmp_path: Path, word: s
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("conda activate x", ["conda", "Remove", "`python`"]),
+        ("micromamba activate x", ["micromamba", "Remove", "`python`"]),
+        ("accelerate launch train.py", ["accelerate", "ddp-orch exec --setup -- pip install accelerate`"]),
+        ("exec wandb login", ["wandb", "ddp-orch exec --setup -- pip install wandb`"]),
+        ("huggingface-cli download x", ["huggingface-cli", "pip install huggingface_hub`"]),
+        ("torchrun train.py", ["torchrun", "python3 -m torch.distributed.run"]),
+        ("python train.py", ["python", "python3", "`python`"]),
+        ("sudo apt-get install x", ["sudo", "Remove", "root"]),
+        ("no-such-program x", ["no-such-program", "Install", "`setup`"]),
+        ("exec no-such-program x", ["no-such-program", "Install", "`setup`"]),
+        ("/usr/bin/env no-such-program x", ["no-such-program", "Install", "`setup`"]),
+        ("/usr/bin/timeout 9 accelerate launch", ["accelerate", "pip install accelerate`"]),
+        ("/usr/bin/nohup wandb sync", ["wandb", "pip install wandb`"]),
+    ],
+)
+def test_what_to_do_about_a_missing_program_depends_on_the_program(
+    tmp_path: Path, command: str, words: list[str], shell: str
+) -> None:
+    found = first_of(f"set -e\nPATH=/none\n{command}\n", tmp_path, shell=shell)
+    name, *advice = words
+    assert found.code == "remote-env-differs" and f" {name}, " in found.message and "SSH" not in found.message
+    assert [word for word in advice if word not in found.fix] == []
+    assert ("pip install" in found.fix) == any("pip install" in word for word in advice)
+
+
+def test_the_word_source_is_only_known_to_bash(tmp_path: Path) -> None:
+    found = first_of("set -e\nsource env.sh\n", tmp_path, shell="dash")
+    assert found.code == "remote-env-differs" and "`bash`" in found.fix and "Install" not in found.fix
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
 @pytest.mark.parametrize("use", ["$NAME", "${NAME:?}"])
 @pytest.mark.parametrize(
     ("name", "first", "never"),

@@ -280,6 +280,11 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         {"remote-env-differs 62 a None"},
         {"script-bad-argument 62 a None"},
     ),
+    shell_commands.explain_missing_program: (
+        Case({"a": tag(0, "run.sh: line 3: conda: command not found\n")}, RunRecord(exits=(EXITED,))),
+        set(),
+        set(),
+    ),
     shell_commands.explain_missing_script: (Case({"a": NO_SCRIPT}, RunRecord(same_code=True)), set(), set()),
     shell_commands.find_failed_command: (
         Case(

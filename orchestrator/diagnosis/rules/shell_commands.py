@@ -1,12 +1,22 @@
-"""Commands of a shell script that fail and end it: missing files, folders, environments, and permissions. Pure."""
+"""Commands of a shell script that fail and end it: missing files, programs, variables, and permissions. Pure."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from ..exits import Exit
 from ..scene import NO_RECORD, Scene
-from ..shell_errors import CD, DENIED, find_final_errors, missing_environment, missing_path, unmade_path, unset_variable
+from ..shell_errors import (
+    CD,
+    DENIED,
+    find_final_errors,
+    missing_environment,
+    missing_path,
+    missing_program,
+    unmade_path,
+    unset_variable,
+)
 from ..suspects import ENDING, SPECIFIC, Suspect, Suspects, map_code
 from ..transcript import LogLine
 from .own_calls import explain_variable
@@ -20,7 +30,6 @@ REMOVE_CD = f"Remove that `cd`: {IN_CODE}, which takes the place of ~/sky_workdi
 CORRECT_CD = f"Correct the path, or remove that `cd`: {IN_CODE}."
 WRITE_ELSEWHERE = "or write to $DDP_ORCH_OUTPUT_DIR, which exists. ddp-orch sends no empty folders with the code."
 CORRECT_SCRIPT = f"Correct the path in the command: {IN_CODE}, and relative paths start there."
-
 ADD_ARGUMENT = "Give it after the script: `-- bash SCRIPT ARGUMENT`. `${1:-VALUE}` in the script is a default."
 OF_RANKS = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 FOR_EACH_RANK = (
@@ -28,8 +37,34 @@ FOR_EACH_RANK = (
     "torchrun starts: torchrun sets it for each rank."
 )
 USE_PYTHON = (
-    "if `python` of the host is that of a venv or conda environment, the script finds the programs of that environment "
-    "first on its PATH. Otherwise set `python` so, or activate the environment in `setup`."
+    "the venv or conda environment of `python` in the inventory comes first on the PATH of the script. Set `python` to "
+    "that of the environment that you need, or activate it in `setup`."
+)
+CALL_PYTHON3 = (
+    "Call `python3`, or set `python` of the hosts to that of a venv or conda environment, which then comes first on "
+    "the PATH of the script."
+)
+PYTHON = re.compile(r"python[\d.]*")
+PACKAGES = {
+    **dict.fromkeys(
+        ("accelerate", "deepspeed", "gdown", "litgpt", "mlflow", "ray", "tensorboard", "uv", "vllm", "wandb"), ""
+    ),
+    "hf": "huggingface_hub",
+    "huggingface-cli": "huggingface_hub",
+    "llamafactory-cli": "llamafactory",
+    "transformers-cli": "transformers",
+    "tune": "torchtune",
+}
+"""Python packages by the programs that they install; empty: it has the same name."""
+ADVICE = {
+    "torchrun": "Call `python3 -m torch.distributed.run`, which is the same, or add the folder of torchrun to the PATH "
+    "in `setup`.",
+    "sudo": "Remove `sudo`: runs need no root. What needs it, such as `apt-get install`, is to be done once, before.",
+    "source": "Start the script with `bash`, or write `.`: other shells have no `source`.",
+}
+INSTALL = (
+    "Install {name} on the hosts. If it is there, add its folder to the PATH in `setup`: ranks start without ~/.bashrc "
+    "and modules."
 )
 
 
@@ -81,6 +116,35 @@ def explain_unset_variable(suspects: Suspects, scene: Scene) -> Suspects:
     return map_code(suspects, "remote-env-differs", explain)
 
 
+def explain_missing_program(suspects: Suspects, scene: Scene) -> Suspects:
+    """A program that a shell script calls, in a run of ddp-orch.
+
+    It changes only words. After `find_failed_command`, which finds some of them.
+    """
+
+    def explain(suspect: Suspect) -> Suspect:
+        name = missing_program(suspect.line.text)
+        if name is None or suspect.line.rank is None or suspect.line.agent:
+            return suspect
+        meaning = f"The script calls {name}, which is not on the PATH of the ranks on this host."
+        return replace(suspect, meaning=meaning, fix=_advise_program(name))
+
+    return suspects if scene.record == NO_RECORD else map_code(suspects, "remote-env-differs", explain)
+
+
+def _advise_program(name: str) -> str:
+    if name in ADVICE:
+        return ADVICE[name]
+    if name in ("conda", "mamba", "micromamba"):
+        return f"Remove the lines that activate an environment: {USE_PYTHON}"
+    if name in PACKAGES:
+        package = PACKAGES[name] or name
+        return f"Install it for the `python` of the hosts: `ddp-orch exec --setup -- pip install {package}`."
+    if PYTHON.fullmatch(name):
+        return CALL_PYTHON3
+    return INSTALL.format(name=name)
+
+
 def find_failed_command(suspects: Suspects, scene: Scene) -> Suspects:
     """The last words of a rank that ended with an exit code and printed no other error: those of a shell's command.
 
@@ -116,6 +180,8 @@ def _suspect_of(line: LogLine, exit_: Exit, scene: Scene) -> Suspect | None:
         meaning = f"The folder to which the script writes does not exist on this host: {folder}."
         fix = f"Call `mkdir -p {folder}` before that, {WRITE_ELSEWHERE}"
         return Suspect("script-exception", LEVEL, line, exit_.rank, host, "medium", meaning=meaning, fix=fix)
+    if missing_program(line.text):
+        return Suspect("remote-env-differs", LEVEL, line, exit_.rank, host)
     if path := missing_environment(line.text):
         meaning = f"The script activates an environment that does not exist on this host: {path}."
         fix = f"Remove that line: {USE_PYTHON}"
