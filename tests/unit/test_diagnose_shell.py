@@ -260,6 +260,14 @@ def test_what_to_do_about_a_missing_program_depends_on_the_program(
     assert ("pip install" in found.fix) == any("pip install" in word for word in advice)
 
 
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+@pytest.mark.parametrize("name", ["python", "wandb", "torchrun"])
+def test_a_program_of_an_environment_that_is_not_there_is_no_data(tmp_path: Path, name: str, shell: str) -> None:
+    found = first_of(f"set -e\n/none/venv/bin/{name} x\n", tmp_path, shell=shell)
+    assert found.code == "remote-env-differs" and f"/none/venv/bin/{name}" in found.message
+    assert f"`{name}`" in found.fix and "SSH" not in found.message
+
+
 def test_the_word_source_is_only_known_to_bash(tmp_path: Path) -> None:
     found = first_of("set -e\nsource env.sh\n", tmp_path, shell="dash")
     assert found.code == "remote-env-differs" and "`bash`" in found.fix and "Install" not in found.fix

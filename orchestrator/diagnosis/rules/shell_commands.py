@@ -40,6 +40,7 @@ USE_PYTHON = (
     "the venv or conda environment of `python` in the inventory comes first on the PATH of the script. Set `python` to "
     "that of the environment that you need, or activate it in `setup`."
 )
+WITHOUT_FOLDER = f"Write `{{name}}` without its folder: {USE_PYTHON}"
 CALL_PYTHON3 = (
     "Call `python3`, or set `python` of the hosts to that of a venv or conda environment, which then comes first on "
     "the PATH of the script."
@@ -123,13 +124,25 @@ def explain_missing_program(suspects: Suspects, scene: Scene) -> Suspects:
     """
 
     def explain(suspect: Suspect) -> Suspect:
+        if suspect.line.rank is None or suspect.line.agent:
+            return suspect
+        if path := _missing_in_environment(suspect.line.text):
+            meaning = f"The script calls {path}, which does not exist on this host."
+            return replace(suspect, meaning=meaning, fix=WITHOUT_FOLDER.format(name=path.rpartition("/")[2]))
         name = missing_program(suspect.line.text)
-        if name is None or suspect.line.rank is None or suspect.line.agent:
+        if name is None:
             return suspect
         meaning = f"The script calls {name}, which is not on the PATH of the ranks on this host."
         return replace(suspect, meaning=meaning, fix=_advise_program(name))
 
     return suspects if scene.record == NO_RECORD else map_code(suspects, "remote-env-differs", explain)
+
+
+def _missing_in_environment(text: str) -> str | None:
+    """The path of a program that a venv or a conda environment would have."""
+    path = missing_path(text) or ""
+    folder, _, name = path.rpartition("/bin/")
+    return path if folder and (name in PACKAGES or name == "torchrun" or PYTHON.fullmatch(name)) else None
 
 
 def _advise_program(name: str) -> str:
@@ -180,7 +193,7 @@ def _suspect_of(line: LogLine, exit_: Exit, scene: Scene) -> Suspect | None:
         meaning = f"The folder to which the script writes does not exist on this host: {folder}."
         fix = f"Call `mkdir -p {folder}` before that, {WRITE_ELSEWHERE}"
         return Suspect("script-exception", LEVEL, line, exit_.rank, host, "medium", meaning=meaning, fix=fix)
-    if missing_program(line.text):
+    if missing_program(line.text) or _missing_in_environment(line.text):
         return Suspect("remote-env-differs", LEVEL, line, exit_.rank, host)
     if path := missing_environment(line.text):
         meaning = f"The script activates an environment that does not exist on this host: {path}."
