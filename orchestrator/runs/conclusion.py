@@ -67,7 +67,8 @@ def conclude(
     uncopied = resume_command.beside_code(stray, parts) if can_carry_over else ""
     if stray and not _starts_again(verdict):
         is_shell = bool(shell_scripts.describe_command(run_id).shell)
-        console.warning(_describe_stray_outputs(stray, uncopied, is_shell))
+        copies = any(part.resume != "none" for part in parts.values())
+        console.warning(_describe_stray_outputs(stray, uncopied, is_shell=is_shell, copies=copies))
     chosen = resume_command.choose(resume, parts, set(nodes) - set(parts) - set(without_record))
     is_missed = verdict.state in ("failed", "lost") and explain()
     if uncopied:
@@ -184,10 +185,12 @@ def with_purposes(commands: Mapping[str, str], columns: int) -> list[str]:
     return [line for command, purpose in commands.items() for line in (f"  # {purpose}", f"  {command}")]
 
 
-def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs], uncopied: str, is_shell: bool) -> str:
+def _describe_stray_outputs(
+    files_by_host: Mapping[str, StrayOutputs], uncopied: str, *, is_shell: bool, copies: bool
+) -> str:
     """The warning about files that the script wrote to relative paths.
 
-    `uncopied`: `resume_command.beside_code`. `is_shell`: whether it is a shell script.
+    `uncopied`: `resume_command.beside_code`. `is_shell`: whether it is a shell script. `copies`: with run.resume.
     """
     host, files = min(files_by_host.items(), key=lambda item: item[0])
     names = ", ".join(files.files) + (", ..." if files.count > len(files.files) else "")
@@ -205,7 +208,8 @@ def _describe_stray_outputs(files_by_host: Mapping[str, StrayOutputs], uncopied:
         text += "\n  {output} is replaced in arguments after `--` only, not inside of scripts"
     if uncopied:
         only = uncopied[:1].upper() + uncopied[1:]
-        text += f"\n  {only}. If all ranks load it, set run.resume: head too: all hosts get what is in that folder"
+        how = "run.resume copies only that folder" if copies else "with run.resume: head, all hosts get what is there"
+        text += f"\n  {only}. If all ranks load it, save it in that folder: {how}"
     return text
 
 

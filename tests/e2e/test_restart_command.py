@@ -264,6 +264,10 @@ def test_a_restart_continues_from_a_snapshot_that_the_run_wrote_over_the_one_tha
     (warned,) = (line for line in fourth.stderr.splitlines() if "warning" in line)
     assert "last.pt" in warned and f"ddp-orch fetch {third.stdout.split()[0]}" in warned
     assert begins(fourth.stdout.split()[0]) == ["begins:20"] * 2
+    ok(orch(lab2, "kill", "job", "--grace", "0", "-i", inventory))
+    mine.write_text("21")  # as the newest run has it
+    fifth = ok(orch(lab2, "up", inventory, "-d", *words))
+    assert begins(fifth.stdout.split()[0]) == ["begins:21"] * 2 and "warning" not in fifth.stderr
     ok(orch(lab2, "kill", "--all", "--grace", "0", "-i", inventory))
     assert_clean(lab2)
 

@@ -206,12 +206,18 @@ def _carry_over(run_id: Optional[str], spec: Dict[str, Any], folder: str) -> Opt
 def _left_behind(
     earlier: List[Tuple[str, Dict[str, Any]]], spec: Dict[str, Any], folder: str
 ) -> Optional[Dict[str, Any]]:
-    """A snapshot that one of these runs, the newest first, has written beside its code, and this run does not have."""
+    """A snapshot that one of these runs, the newest first, has written beside its code, and this run does not have.
+
+    Of each file, only the newest counts.
+    """
     new = beside_code.find(folder, spec)
+    present = set()
     for folder_before, spec_before in earlier[:MOST_EARLIER]:
         old = beside_code.find(folder_before, spec_before)
         for path in beside_code.snapshots(folder_before, spec_before):
-            if new is None or old is None or not beside_code.is_same(path, old, new):
+            if new is not None and old is not None and beside_code.is_same(path, old, new):
+                present.add(path)
+            elif path not in present:
                 hidden = new is not None and old is not None and beside_code.is_of_user(path, old, new)
                 return {"run_id": spec_before["run_id"], "file": path, "hidden": hidden}
     return None
