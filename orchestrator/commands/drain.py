@@ -18,6 +18,7 @@ from ..inventory import advice
 from ..inventory.model import Inventory
 from ..output.console import Console, fold
 from ..runs import choice, registry, waiting
+from ..runs.missing_ranks import launcher_once_per_host
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
 
 BEYOND_GRACE = 60.0  # s beyond grace and leases for a host to stop its ranks and to end its guard
@@ -52,7 +53,8 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
             raise _explain(error, run, host_name, about, fleet, inventory) from error
         if not answer.accepted:
             silent = [name for name in run.all_nodes if name in {*run.without_guard, *lookup.listing.failed}]
-            raise UsageError(refusal(run, host_name, silent, about, elects=answer.elects))
+            is_fixed = launcher_once_per_host(run.run_id, [hosts[head]], fleet) is not None
+            raise UsageError(refusal(run, host_name, silent, about, elects=answer.elects, is_fixed=is_fixed))
         _say_what_follows(run, host_name, is_head=host_name == head, console=console)
         has_left = host_name not in run.parts or _wait(run, host_name, inventory, fleet)
     if as_json:
@@ -124,8 +126,19 @@ def _node(run: registry.Run, host_name: str) -> int:
     return run.all_nodes[host_name]
 
 
-def refusal(run: registry.Run, host: str, silent: Sequence[str], about: advice.AboutRun, *, elects: bool) -> str:
-    """Why the host cannot be drained, and what helps. `silent`: hosts of the run that are off or have no guard."""
+def refusal(
+    run: registry.Run,
+    host: str,
+    silent: Sequence[str],
+    about: advice.AboutRun,
+    *,
+    elects: bool,
+    is_fixed: bool = False,
+) -> str:
+    """Why the host cannot be drained, and what helps. `silent`: hosts of the run that are off or have no guard.
+
+    `is_fixed`: the run's launcher takes no further hosts.
+    """
     others = [name for name in silent if name != host]
     revive, says_restart = about.command("revive"), False
     why = f"run {run.run_id} cannot continue without {host}: "
@@ -148,7 +161,8 @@ def refusal(run: registry.Run, host: str, silent: Sequence[str], about: advice.A
     elif run.state == "waiting":
         why += f"it waits for hosts that it lost. Bring them back with `{revive}`."
     else:
-        why += "it has no spare and not enough other hosts. Add a host first with `ddp-orch add`."
+        why += "it has no spare and not enough other hosts."
+        why += "" if is_fixed else " Add a host first with `ddp-orch add`."
     without = "" if says_restart else _restart_without(run, [host, *silent], about)
     return f"{why}{without} To end the run, use: {about.command('kill')}"
 

@@ -32,7 +32,7 @@ def explain(diagnosis: Diagnosis, run_id: str, hosts: Sequence[Host], fleet: Fle
     usual = load_knowledge().causes[CODE].fix
     if not any(finding.code == CODE and finding.fix == usual for finding in findings):
         return diagnosis
-    name = _launcher_once_per_host(run_id, hosts, fleet)
+    name = launcher_once_per_host(run_id, hosts, fleet)
     if name is None:
         return diagnosis
 
@@ -45,7 +45,9 @@ def explain(diagnosis: Diagnosis, run_id: str, hosts: Sequence[Host], fleet: Fle
     return replace(diagnosis, findings=tuple(map(add, diagnosis.findings)), earlier=earlier)
 
 
-def _launcher_once_per_host(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> str | None:
+def launcher_once_per_host(run_id: str, hosts: Sequence[Host], fleet: Fleet) -> str | None:
+    """The launcher of the run, as these hosts know it, if it starts a command once per host."""
+
     def ask(_: Host, session: Session) -> Record:
         return session.request(RECORD, {"run_id": run_id})
 

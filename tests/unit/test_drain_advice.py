@@ -45,6 +45,14 @@ def test_what_helps_is_possible_and_not_what_was_just_refused(
     assert f"ddp-orch restart --hosts {shlex.quote(fold(left))} exp" in said
 
 
+def test_no_host_is_to_be_added_where_the_launcher_takes_none() -> None:
+    known = {"hosts": ["a", "b"], "nprocs": [1, 1], "team": 2, "ranks": 2}
+    parts = {name: part_of(**known, node=node, host=name) for node, name in enumerate("ab")}
+    run = Run("20260101-120000-0001", "exp", "running", 1, "", parts)
+    said = drain.refusal(run, "b", [], AboutRun("exp", "inventory.yaml"), elects=False, is_fixed=True)
+    assert "ddp-orch add" not in said and "ddp-orch restart --hosts a exp" in said
+
+
 def test_what_helps_while_the_run_waits_for_hosts_with_a_problem() -> None:
     known = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 3, "ranks": 3, "state": "waiting"}
     waits = {"waits": {"hosts": ["c"], "until": 2.0, "no_majority": False}, "unfit": {"c": ["disk-full"]}}
