@@ -89,13 +89,18 @@ def wait_until(end: float) -> str:
     return time.strftime("until %Y-%m-%dT%H:%M:%SZ, and then ends", time.gmtime(end))
 
 
+def lost_hosts(state: State) -> List[str]:
+    """Those of the team that the run waits for, without those that answer and have a problem."""
+    unfit = gate.unfit_hosts(state)
+    return [host for host in team.missing(state) if host not in unfit]
+
+
 def _awaited(state: State) -> str:
-    missing, unfit = team.missing(state), gate.unfit_hosts(state)
-    gone = [host for host in missing if host not in unfit]
+    missing, unfit, gone = team.missing(state), gate.unfit_hosts(state), lost_hosts(state)
     awaited = ["for %s to come back" % ", ".join(gone)] if gone else []
     awaited += ["for %s to be healthy" % ", ".join(unfit)] if unfit else []
     enough = state.min_nodes - (len(state.team) - len(missing))
-    suffix = ", %d of them %s enough" % (enough, "is" if enough == 1 else "are") if 0 < enough < len(missing) else ""
+    suffix = " (%d of them %s enough)" % (enough, "is" if enough == 1 else "are") if 0 < enough < len(missing) else ""
     return " and ".join(awaited) + suffix
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any, Callable, Dict, Optional
 
-from ..gang import gate, team
 from ..gang.gang_state import Phase, State
 from ..link.peers import RecorderApi
 from ..recorder import notify
@@ -22,14 +21,10 @@ class Teller:
         if after.phase is Phase.RESTARTING and before.phase is not Phase.RESTARTING:
             self._notes = len(before.notes)
         news = narration.news(before, after, () if self._notes is None else before.notes[self._notes :])
-        if (
-            news is not None
-            and news.state == "waiting"
-            and set(team.missing(after)).difference(gate.unfit_hosts(after))
-        ):
-            news = news._replace(more=news.more + notify.advise_reviving(self._recorder.spec))
         if news is not None:
-            self._notify(news)
+            revives = news.state == "waiting" and narration.lost_hosts(after)
+            advice = notify.advise_reviving(self._recorder.spec) if revives else ""
+            self._notify(news._replace(more=news.more + advice))
         if before.verdict is None:
             self.tell_of_end(after)
 
