@@ -35,6 +35,16 @@ class WaitingRun(OtherRun):
 
 
 @dataclass(frozen=True)
+class CutShort(OtherRun):
+    """A run that is not over, but has no guard on this host: the host was restarted, or the guard was killed."""
+
+    host: HostName
+    """The name of this host in the run."""
+    hosts: tuple[HostName, ...]
+    """All hosts of the run."""
+
+
+@dataclass(frozen=True)
 class Turn:
     """The answer to `queue`."""
 
@@ -46,10 +56,14 @@ class Turn:
     """Running runs that do."""
     cancelled_by: str | None = None
     """Who has taken the run out of the queue: user@machine."""
+    cut_short: tuple[CutShort, ...] = ()
+    """Runs that use the same GPUs or the same name, and may wait for this host elsewhere."""
+    kept_for: tuple[OtherRun, ...] = ()
+    """Those of them that do, as their other hosts say."""
 
     @property
     def free(self) -> bool:
-        return not self.ahead and not self.running and self.cancelled_by is None
+        return not (self.ahead or self.running or self.kept_for) and self.cancelled_by is None
 
 
 QUEUE = Operation("queue", Turn)

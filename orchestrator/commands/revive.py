@@ -43,6 +43,8 @@ def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: boo
     silent = [host for host in run.missing_hosts if host in lookup.listing.failed]
     if revived.hosts:
         console.note(f"{fold(revived.hosts)} takes part in run {run.run_id} again")
+        for line in _describe_others(run, revived.hosts, lookup.listing):
+            console.warning(line)
     elif not (revived.failed or silent or forgetful):
         console.note(f"run {run.run_id} has a guard on all of its {'other ' if run.drained else ''}hosts")
     if run.drained:
@@ -50,6 +52,16 @@ def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: boo
     if silent:
         console.warning(f"{fold(silent)} cannot be reached; run `{about.command('revive')}` again when it can")
     return UnreachableError.exit_code if revived.failed or silent or forgetful else 0
+
+
+def _describe_others(run: registry.Run, hosts: Sequence[str], listing: registry.Listing) -> list[str]:
+    """The other runs on these hosts, which share their processors."""
+    on_hosts = {
+        other.run_id: [host for host in hosts if host in other.parts and other.parts[host].state_here == "running"]
+        for other in listing.runs
+        if other.run_id != run.run_id
+    }
+    return [f"{fold(names)} also runs run {run_id}" for run_id, names in on_hosts.items() if names]
 
 
 def _end(run: registry.Run) -> str:

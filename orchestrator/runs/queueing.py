@@ -24,7 +24,7 @@ from ..output.terminal import one_line
 from ..plan import plan as planning
 from ..plan.plan import Plan
 from ..plan.snapshot import Snapshot
-from . import examination
+from . import examination, kept_hosts
 from . import probe as preflight
 from .launch import LaunchContext
 from .probe import Probed
@@ -142,7 +142,7 @@ def launch_in_turn(
     needed: tuple[str, ...] = ()
     reported: object = None
     while True:
-        turns = queue.ask(hosts, needed)
+        turns = kept_hosts.keep(queue.ask(hosts, needed), plan.inventory, fleet)
         if cancelled_by := _cancelled_by(turns):
             queue.leave(hosts, turns)
             raise Interrupted(f"{one_line(cancelled_by)} took the run out of the queue; nothing was started")
@@ -223,13 +223,19 @@ def _describe_wait(turns: Results[Turn], choice: AllHosts | AnyHosts, plan: Plan
 def describe(turns: Results[Turn], why: str = "waiting for") -> str:
     """What the run waits for: `waiting for run 2026... (mine, of ann@laptop) on gpu[1-2]; 1 run is ahead`."""
     running: dict[str, list[str]] = {}
+    kept: dict[str, list[str]] = {}
     ahead = {}
     for host, turn in turns.done.items():
+        for run in turn.kept_for:
+            kept.setdefault(_name(run.run_id, run.name, run.by), []).append(host)
         for run in turn.running:
             running.setdefault(_name(run.run_id, run.name, run.by), []).append(host)
         for run in turn.ahead:
             ahead[run.run_id] = _name(run.run_id, run.name, run.by)
     parts = [f"{why} {name} on {fold(hosts)}" for name, hosts in running.items()]
+    for name, hosts in kept.items():
+        are, them = ("is", "it") if len(hosts) == 1 else ("are", "them")
+        parts.append(f"{fold(hosts)} {are} kept for {name}, which waits for {them}")
     if ahead:
         are = "is" if len(ahead) == 1 else "are"
         parts.append(f"{number_of(len(ahead), 'run')} {are} ahead: {', '.join(ahead.values())}")

@@ -249,6 +249,31 @@ def test_a_run_whose_host_is_off_lets_others_pass_and_keeps_its_place(lab3: Lab,
 
 
 @pytest.mark.timeout(300)
+def test_a_restarted_host_is_kept_for_the_run_that_waits_for_it(lab3: Lab) -> None:
+    script(lab3, UNTIL_FILE)
+    inventory = lab3.inventory(run={"launcher": "direct", "grace": 1, "max_restarts": 1})
+    first = begin(lab3, inventory, "first", "node-[0-1]")
+    lab3.hosts[1].crash()
+    ps = ("ps", "--hosts", "node-0", "-i", inventory, "--json")
+    wait_until(lambda: '"waiting"' in orch(lab3, *ps).stdout, 60, "the run waits for node-1")
+    lab3.hosts[1].boot()
+    refused = orch(lab3, "up", inventory, "-d", "--hosts", "any 2 of node-[1-2]", "--", "train.py", "second")
+    assert refused.returncode == 5 and "node-1 is kept for run " in refused.stderr, refused.stderr
+    second = Queued(lab3, inventory, "second", "any 2 of node-[1-2]")
+    second.wait_for(f"node-1 is kept for run {first} (first, of ")
+    third = begin(lab3, inventory, "third", "node-1")  # not queued
+    wait_for_state(lab3, inventory, third, "running")
+    revived = ok(orch(lab3, "revive", "-i", inventory, "first"))
+    assert f"node-1 also runs run {third}" in revived.stderr
+    end(lab3, "third")
+    second.wait_for(f"waiting for run {first} (first, of ")
+    end(lab3, "first")
+    wait_for_state(lab3, inventory, first, "succeeded")
+    end(lab3, "second")
+    wait_for_state(lab3, inventory, second.started(), "succeeded")
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.full)], ids=["stays-off", "returns"])
 def test_an_unused_host_stands_in_for_one_that_is_off_as_long_as_that_is_off(lab3: Lab, returns: bool) -> None:
     script(lab3, UNTIL_FILE)

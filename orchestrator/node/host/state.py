@@ -284,6 +284,11 @@ def guarded(folder: str) -> bool:
     return is_locked(os.path.join(folder, "run.lock"))
 
 
+def is_over(folder: str) -> bool:
+    """Whether the run is over on this host, or is being stopped."""
+    return any(os.path.exists(os.path.join(folder, name)) for name in ("exit.json", "stop.json"))
+
+
 def is_locked(path: str) -> bool:
     """Whether a process holds the lock of this file."""
     try:

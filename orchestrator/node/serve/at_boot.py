@@ -18,7 +18,7 @@ def main(run_id: str) -> int:
     folder = state.run_folder(run_id)
     record = state.read(os.path.join(folder, autostart.RECORD))
     spec = state.read(os.path.join(folder, "spec.json"))
-    if record is None or spec is None or rejoin.is_over(folder):
+    if record is None or spec is None or state.is_over(folder):
         autostart.remove(folder)
         return 0
     base = state.base()
@@ -46,4 +46,4 @@ def main(run_id: str) -> int:
 def clean() -> None:
     """Remove what would rejoin runs that are over or gone."""
     known = dict(state.runs())
-    autostart.forget(*(run for run in autostart.run_ids() if run not in known or rejoin.is_over(known[run])))
+    autostart.forget(*(run for run in autostart.run_ids() if run not in known or state.is_over(known[run])))

@@ -68,7 +68,7 @@ def check(run_id: str, folder: str) -> None:
 
 
 def check_not_over(run_id: str, folder: str) -> None:
-    if is_over(folder):
+    if state.is_over(folder):
         raise Refused("over", "run %s is over on this host" % run_id)
 
 
@@ -77,11 +77,6 @@ def _take_run(folder: str, taken: List[int]) -> None:
         guard_locks.take_run(folder, taken)
     except guard_locks.Held as error:
         raise Refused("guarded", str(error)) from error
-
-
-def is_over(folder: str) -> bool:
-    """Whether the run is over on this host, or is being stopped."""
-    return any(os.path.exists(os.path.join(folder, name)) for name in ("exit.json", "stop.json"))
 
 
 def _listen(address: str, port: int) -> Any:

@@ -10,14 +10,15 @@ import contextlib
 import fcntl
 import os
 import time
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Tuple
 
 from ..host import state
 from .wire import Refused
 
 MUTEX = "lock"
 LAST = "last.json"  # the highest number so far
-SHOWN = ("run_id", "name", "by", "script", "queued_at", "waits_for")
+NAMED = ("run_id", "name", "by")
+SHOWN = NAMED + ("script", "queued_at", "waits_for")
 ALONE_WINDOW = 10.0  # s; others have the queue for milliseconds
 
 
@@ -41,14 +42,12 @@ def queue(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
         for ticket in sorted(tickets, key=_key)
         if (number is None or _key(ticket) < key) and _conflict(ticket, arguments) and not ticket.get("waits_for")
     ]
+    others = [spec for spec in _unfinished() if spec["run_id"] != arguments["run_id"] and _conflict(spec, arguments)]
     return {
         "number": number,
-        "ahead": [{name: ticket[name] for name in ("run_id", "name", "by")} for ticket in ahead],
-        "running": [
-            {"run_id": spec["run_id"], "name": spec["name"], "by": spec["by"]}
-            for spec in _running()
-            if spec["run_id"] != arguments["run_id"] and _conflict(spec, arguments)
-        ],
+        "ahead": [_of(ticket, NAMED) for ticket in ahead],
+        "running": [_of(spec, NAMED) for spec in others if spec["guarded"]],
+        "cut_short": [_of(spec, NAMED + ("host", "hosts")) for spec in others if not spec["guarded"]],
     }
 
 
@@ -58,9 +57,7 @@ def waiting() -> List[Dict[str, Any]]:
     paths = [os.path.join(folder, name) for name in os.listdir(folder) if name not in (MUTEX, LAST)]
     tickets = [state.read(path) for path in paths if state.is_locked(path)]
     whole = [ticket for ticket in tickets if ticket is not None and _is_whole(ticket)]
-    return [
-        {name: ticket[name] for name in SHOWN + ("number",) if name in ticket} for ticket in sorted(whole, key=_key)
-    ]
+    return [_of(ticket, SHOWN + ("number",)) for ticket in sorted(whole, key=_key)]
 
 
 def cancel(arguments: Dict[str, Any]) -> Dict[str, Any]:
@@ -161,14 +158,21 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _running() -> Iterator[Dict[str, Any]]:
-    """The specs of the runs that have a guard here."""
+def _unfinished() -> Iterator[Dict[str, Any]]:
+    """What is known of the runs that are not over here. Without a guard, a run may wait for this host elsewhere."""
     for run_id, folder in state.runs():
-        if state.guarded(folder):
+        guarded = state.guarded(folder)
+        if guarded or not state.is_over(folder):
             with contextlib.suppress(*state.DAMAGED):
                 spec = state.read(os.path.join(folder, "spec.json")) or {}
                 if not state.is_witness(spec):
-                    yield {"run_id": run_id, "name": spec["name"], "by": spec["by"], "gpu_ids": spec["gpu_ids"]}
+                    hosts = [node["host"] for node in spec["nodes"]]
+                    known = _of(spec, NAMED + ("host", "gpu_ids"))
+                    yield dict(known, run_id=run_id, hosts=hosts, guarded=guarded)
+
+
+def _of(record: Dict[str, Any], names: Tuple[str, ...]) -> Dict[str, Any]:
+    return {name: record[name] for name in names if name in record}
 
 
 def _conflict(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
