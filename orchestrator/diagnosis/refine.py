@@ -68,6 +68,7 @@ RULES: tuple[Rule, ...] = (
     shell_commands.explain_missing_script,
     shell_commands.find_failed_command,
     shell_commands.explain_missing_program,
+    unreadable_files.explain_read_only,
     missing_files.check_sent_code,
 )
 

@@ -24,7 +24,7 @@ NO_FOLDER = re.compile(
     r"|cannot create (?P<dash>\S+): Directory nonexistent$"
 )
 """What they say only of a file or a folder that they would make."""
-DENIED = re.compile(rf"{COMMAND}.+: Permission denied$")
+DENIED = re.compile(rf"{COMMAND}.+: (?:Permission denied|Read-only file system)$")
 CD = re.compile(r"(?:^|[\s:])cd: (?:can't cd to )?(?P<path>\S+?)(?:: No such file or directory)?$")
 FOLLOWS = re.compile(
     r"^tar(?: \(child\))?: (?:Child returned|Error is not recoverable|Exiting with failure)"
@@ -42,6 +42,8 @@ NO_PROGRAM = re.compile(
 )
 UNSET = re.compile(
     r"^\S+:(?:(?: line)? ?\d+:)? (?P<name>\$?\w+): (?:unbound variable|parameter (?:null or )?not set(?: or null)?)$"
+    r"|^\S+: (?:line )?\d+: (?P<needed>[A-Z_][A-Z0-9_]*|\d): "
+    r"(?!readonly variable|bad |(?:command )?not found|No such |Is a )"
 )
 QUOTED = re.compile(r"['\"`‘](?P<path>[^'\"`’]+)['\"’]")
 VERB = re.compile(r"^(?:fatal: )?(?:cannot|can't) (?:open|read|access|stat|create)(?: file)?:? ")
@@ -76,7 +78,7 @@ def missing_program(text: str) -> str | None:
 def unset_variable(text: str) -> str | None:
     """The variable that a shell needs, after `set -u` or in ${NAME:?}; digits: an argument of the script."""
     match = UNSET.search(text)
-    return None if match is None else match["name"].removeprefix("$")
+    return None if match is None else match["needed"] or match["name"].removeprefix("$")
 
 
 def unmade_path(text: str) -> str | None:

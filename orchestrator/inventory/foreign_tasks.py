@@ -20,6 +20,7 @@ _NODES = "all hosts of the inventory, or --hosts 'any {value}'"
 # by tool and key, in the order of the message
 _MEANINGS = {
     SKYPILOT: {
+        "name": "--name {value} of `up`, or nothing",
         "envs": _ENVS,
         "secrets": "list the names in run.secrets, and export the values",
         "setup": "for packages, `ddp-orch exec --setup -- pip install ...`, once; for each start, `setup` of the hosts",
@@ -37,11 +38,23 @@ _MEANINGS = {
     },
 }
 _VALUES = "; take their values out of this file, or `up` sends it with them if it is among the code"
-_IN_LINES = {
+_OF_LINES = {
     r"sky_workdir": "`cd ~/sky_workdir`: remove it; the script starts in the folder of the code",
     r"--master[_-]port[= ]\d+": "--master_port: `$MASTER_PORT` is a free port, also if several runs share the hosts",
 }
-"""What to change in the lines of a task."""
+_DETAILS = {
+    "run": _OF_LINES,
+    "commands": _OF_LINES,
+    "setup": {r"-r[ =]?\S+": "-r FILE: `ddp-orch exec` sends no files, so write: pip install $(cat FILE)"},
+    "resources": {
+        r"job_recovery|use_spot": "job_recovery, use_spot: run.max_restarts; a spare takes the place of a lost host"
+    },
+    "file_mounts": {
+        r"\b(store|MOUNT)\b": "a bucket for checkpoints: save in `$DDP_ORCH_OUTPUT_DIR`, and set run.resume if only "
+        "some hosts save"
+    },
+}
+"""By key: what else becomes what, if the pattern is in its value."""
 _LINES = {SKYPILOT: "run", DSTACK: "commands"}
 _MORE = {SKYPILOT: '\n  More: docs/comparison.md, "Coming from SkyPilot"', DSTACK: ""}
 
@@ -52,15 +65,13 @@ def describe_task(root: Map) -> str | None:
     tool = _tool(nodes)
     if tool is None:
         return None
-    keys = [f"\n    {_explain(key, text, nodes[key])}" for key, text in _MEANINGS[tool].items() if key in nodes]
-    keys += [
-        f"\n    {text}" for pattern, text in _IN_LINES.items() if re.search(pattern, _text(nodes.get(_LINES[tool])))
-    ]
+    meanings = {**_MEANINGS[tool], _LINES[tool]: ""}
+    lines = [line for key, text in meanings.items() if key in nodes for line in _explain(key, text, nodes[key])]
     return (
         f"this is a task of {tool}; an inventory lists hosts. Write one with `ddp-orch init HOST...`, put the lines of "
         f"`{_LINES[tool]}` into a script that begins with `set -e`, or a line that fails does not end it, and start "
         f"it: ddp-orch up --set run.launcher={tool.lower()} -- bash SCRIPT"
-        + (f"\n  here, the rest of it becomes:{''.join(keys)}" if keys else "")
+        + ("\n    ".join(["\n  here, the rest of it becomes:", *lines]) if lines else "")
         + _MORE[tool]
     )
 
@@ -74,18 +85,21 @@ def _tool(nodes: Mapping[str, Node]) -> str | None:
     return SKYPILOT if nodes.keys() & _SKYPILOT or has_lines else None
 
 
-def _explain(key: str, text: str, node: Node) -> str:
-    value = node.text if isinstance(node, Scalar) and node.text.isdecimal() else "N"
+def _explain(key: str, text: str, node: Node) -> list[str]:
+    value = node.text if isinstance(node, Scalar) and re.fullmatch(r"[\w.-]+", node.text) else "N"
     names = _names(node) if key in _WITH_NAMES else ()
     shown = ", ".join([*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])])
     values = _VALUES if key == "secrets" and isinstance(node, Map) else ""
-    return f"{key}{f' ({shown})' if names else ''}: {text.format(value=value)}{values}"
+    meaning = [f"{key}{f' ({shown})' if names else ''}: {text.format(value=value)}{values}"] if text else []
+    details = _DETAILS.get(key, {})
+    return meaning + [detail for pattern, detail in details.items() if re.search(pattern, _text(node))]
 
 
-def _text(node: Node | None) -> str:
-    if isinstance(node, List):
-        return "\n".join(map(_text, node.items))
-    return node.text if isinstance(node, Scalar) else ""
+def _text(node: Node) -> str:
+    if isinstance(node, Scalar):
+        return node.text
+    nodes = node.items if isinstance(node, List) else (part for item in node.items for part in item)
+    return "\n".join(map(_text, nodes))
 
 
 def _names(node: Node) -> Sequence[str]:

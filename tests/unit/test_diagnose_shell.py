@@ -139,6 +139,24 @@ def test_a_missing_program_is_named(tmp_path: Path) -> None:
         assert (found.code, "no-such-program" in found.evidence[-1]) == ("remote-env-differs", True)
 
 
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+@pytest.mark.parametrize(("word", "code"), [("DATA_DIR", "remote-env-differs"), ("1", "script-bad-argument")])
+def test_what_a_script_asks_for_in_its_own_words_is_named(tmp_path: Path, shell: str, word: str, code: str) -> None:
+    found = first_of(f"echo ${{{word}:?is where the images are}}\n", tmp_path, shell=shell)
+    assert (found.code, word in found.message) == (code, True), found
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_read_only_disk_is_no_matter_of_owners(raised: bool) -> None:
+    text = "mkdir: cannot create directory '/data/out': Read-only file system"
+    if raised:
+        text = "OSError: [Errno 30] Read-only file system: '/data/out'"
+    before = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "    save()"]
+    lines = [Line(99.9, "b", 1, "stderr", 1, line) for line in [*(before if raised else []), text]]
+    found = judge(lines, failure(1, 1)).findings[0]
+    assert (found.code, "chown" in found.fix) == ("file-permission-denied", False)
+
+
 # --- a silent end
 
 

@@ -1,4 +1,4 @@
-"""Files that cannot be read: no checkpoints, or ones that torch.load refuses. Pure."""
+"""Files that cannot be read, or written: those that torch.load refuses, and those on a read-only disk. Pure."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ COPY_AGAIN = (
     "Download or copy it again, and look at its beginning (head -c 100 FILE): it may be a web page or a Git LFS "
     "pointer. If several ranks write it, let one do so, and the others wait in a barrier."
 )
+READ_ONLY = "The script writes to a file system that is mounted read-only on this host."
+WRITE_ELSEWHERE = (
+    "Write to $DDP_ORCH_OUTPUT_DIR, or to another folder that is writable. If this one was writable before, its disk "
+    "may be failing: `dmesg` on the host tells."
+)
+
+
+def explain_read_only(suspects: Suspects, scene: Scene) -> Suspects:
+    """What could not be written because of the mount, not of the owner. It changes only words."""
+
+    def explain(suspect: Suspect) -> Suspect:
+        text = suspect.exception.text if suspect.exception else suspect.line.text
+        return replace(suspect, meaning=READ_ONLY, fix=WRITE_ELSEWHERE) if "Read-only file system" in text else suspect
+
+    return map_code(suspects, "file-permission-denied", explain)
 
 
 def find_unreadable_file(suspects: Suspects, scene: Scene) -> Suspects:
