@@ -38,6 +38,11 @@ OTHER_PROGRAMS = {
 }
 # options of other launchers, and what to use instead
 FOREIGN = {
+    **dict.fromkeys(
+        ("-c", "--cluster"), "the hosts are those of the inventory; choose some of them with --hosts PATTERN"
+    ),
+    **dict.fromkeys(("-y", "--yes"), "leave it out: `up` asks no questions"),
+    **dict.fromkeys(("-r", "--retry-until-up"), "use --queue, which waits until the hosts are free"),
     "--gpus": "set `gpus` of the hosts in the inventory",
     "--launcher": "use --set run.launcher=NAME, or set it in the inventory",
     "--master-addr": "the rendezvous is on the `head` of the inventory; its port is run.rdzv.port",

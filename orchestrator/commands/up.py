@@ -28,6 +28,7 @@ from ..output.terminal import tame
 from ..plan import accelerate, accelerate_ranks, description, entrypoint, import_roots, invocation, losses
 from ..plan import snapshot as ship
 from ..plan.launchers import OLD_LAUNCH, OLD_LOCAL_RANK, for_own_scripts
+from ..plan.other_command import OtherCommand
 from ..plan.plan import Code, Plan, advise_secrets, advise_shell_variables, check_size, describe_unused, world_size
 from ..plan.plan import make as make_plan
 from ..runs import attach, gpu_use, holding, launch, printing, queueing, recent
@@ -83,6 +84,8 @@ def up(
     console.status("reading the code")
     try:
         plan, snapshot = _plan_run(inventory, options, run_id, job)
+    except OtherCommand as error:
+        raise UsageError(error.with_command(options.correct(error).command(inventory.path))) from None
     finally:
         console.status("")
     watch.begin(snapshot, plan.name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..inventory import advice
 from ..output.console import all_but
+from ..plan.other_command import OtherCommand
 from .restarting import command_to_restart
 
 
@@ -72,6 +73,11 @@ class UpOptions:
             words += [option, value] if value else []
         words += ("--", *self.script) if self.script else ()
         return advice.command("up", *words, inventory=inventory, folder=folder)
+
+    def correct(self, error: OtherCommand) -> UpOptions:
+        """With the script and the launcher that were probably meant."""
+        others = [setting for setting in self.settings if not setting.startswith("run.launcher=")]
+        return replace(self, script=error.words, settings=(*others, error.setting))
 
     def command_to_restart(self, run_id: str, inventory: str, *, without: Sequence[str] = ()) -> str:
         """The command line that starts an earlier run again, on the hosts of this one."""

@@ -9,6 +9,7 @@ launchers    what each launcher starts, as templates
 description  a plan as text or JSON
 entrypoint   what `up` runs: a script, a module or the bundled trainer
 function_call  the command that calls a function in a rank
+other_command  the error that names the command line that was meant
 accelerate   what a configuration of accelerate asks for
 accelerate_ranks  the ranks of accelerate launch on uneven hosts
 invocation   recognises the command lines of other launchers after `--`

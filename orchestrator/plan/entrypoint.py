@@ -21,6 +21,7 @@ from ..inventory.text_files import read_text
 from ..output.console import fold
 from . import function_call, import_roots, launchers, plan, python_files, sharding
 from . import snapshot as ship
+from .other_command import MEANT, OtherCommand
 from .run_program import RUN_PROGRAM
 
 INTERPRETERS = {".py": "python", ".sh": "bash", ".bash": "bash"}
@@ -63,11 +64,8 @@ def find(
     if len(in_place) == len(hosts):
         return ("-u", script, *args), None
     if not module and not script.startswith("-") and not Path(script).suffix and not (base / script).exists():
-        launcher = f"run.launcher={_launcher_of(words, base)}"
-        raise UsageError(
-            f"{script}: no such file in {base}. To start a program of the hosts once on each of them: "
-            f"{advice.command('up', '--set', launcher, '--', *words, inventory=inventory.path)}"
-        )
+        text = f"{script}: no such file in {base}. To start a program of the hosts once on each of them: {MEANT}"
+        raise OtherCommand(text, _launcher_of(words, base), words, inventory.path)
     if module and not _is_here(args[0], base):
         return ("-u", script, *args), _send_for_installed(inventory, args, base)
     path = _module_file(args[0], base) if module else Path(script)
@@ -155,9 +153,8 @@ def _check_program(inventory: Inventory, words: Sequence[str]) -> None:
         return
     message = f"{first} is a file here; run.launcher {inventory.run.launcher} starts a program"
     if program := INTERPRETERS.get(path.suffix):
-        launcher = f"run.launcher={inventory.run.launcher}"
-        correct = advice.command("up", "--set", launcher, "--", program, *words, inventory=inventory.path)
-        message += f": {correct}"
+        launcher = str(inventory.run.launcher)
+        raise OtherCommand(f"{message}: {MEANT}", launcher, (program, *words), inventory.path)
     raise UsageError(message)
 
 
@@ -199,13 +196,13 @@ def _check_suffix(words: Sequence[str], base: Path, inventory: str) -> None:
                 f"Convert it: jupyter nbconvert --to script {shlex.quote(script)}"
             )
         case ".sh" | ".bash" | ".zsh":
-            program, launcher = Path(script).suffix[1:].lower(), f"run.launcher={_launcher_of(words, base)}"
+            program = Path(script).suffix[1:].lower()
             program = "bash" if program == "sh" else program
-            start = advice.command("up", "--set", launcher, "--", program, *words, inventory=inventory)
-            raise UsageError(
-                f"{script} is a shell script, not Python. To start it once per host: `{start}`. Or pass the Python "
+            text = (
+                f"{script} is a shell script, not Python. To start it once per host: `{MEANT}`. Or pass the Python "
                 "script that it starts, and put its preparations into `setup` and `env` of the inventory"
             )
+            raise OtherCommand(text, _launcher_of(words, base), (program, *words), inventory)
         case ".yaml" | ".yml" if (base / script).is_file():
             what = document.describe_other(read_text(str(base / script)), script)
             raise UsageError(f"{script}: {what or 'this is YAML, not a Python script'}")

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..errors import UsageError
-from ..inventory import advice, recovery
+from ..inventory import recovery
 from ..inventory.model import Inventory
 from . import launchers, leading, once_per_host
 from .launcher_flags import ACCELERATE, DEEPSPEED, MPIRUN, OWN_VALUE, RAY, RENDEZVOUS, SGLANG, TORCHRUN, VLLM, Flags
+from .other_command import MEANT, OtherCommand
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,11 @@ def _refuse_number_of_host(words: tuple[str, ...], inventory: Inventory) -> None
     if wrong is None:
         return
     number, corrected = wrong
-    words = ("up", "--set", "run.launcher=node", "--", "python", *corrected)
-    command = advice.command(*words, inventory=inventory.path)
-    raise UsageError(
+    text = (
         f"{number}: each rank would get this number, and wait for the others forever, because the script starts the "
-        f"ranks of its host itself. Start it once per host, with its number in place of {{node_rank}}: {command}"
+        f"ranks of its host itself. Start it once per host, with its number in place of {{node_rank}}: {MEANT}"
     )
+    raise OtherCommand(text, "node", ("python", *corrected), inventory.path)
 
 
 def with_real_mpi(invocation: Invocation) -> Invocation:

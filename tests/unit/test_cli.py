@@ -267,6 +267,8 @@ def test_what_a_script_starts_in_the_background_can_be_interrupted_too(tmp_path:
         (["up", "--dryrun"], "'--dry-run'"),
         (["up", "--nnodes", "2"], "--set run.nnodes=N"),
         (["up", "--num-nodes", "2"], "--set run.nnodes=N"),
+        (["up", "-c", "mine", "--env", "A=1", "--", "bash", "run.sh"], "--hosts PATTERN"),
+        (["up", "--dry-run", "-e", "LR=1", "--", "x.sh"], "up -e LR=1 --set run.launcher=node -- bash x.sh"),
         (["up", "-N", "2", "--", "train.py"], "--set run.nnodes=N"),
         (["up", "--nodes", "2"], "--set run.nnodes=N"),
         (["up", "--launcher", "direct", "--", "train.py"], "--set run.launcher=NAME"),
