@@ -138,6 +138,8 @@ def _if_head_lost(run: registry.Run, spec: Spec, events: Sequence[Event] = ()) -
 
 def _describe_head(page: Mapping[str, Any]) -> str | None:
     then = page["if_head_lost"]
+    if page["waits"] and page["head"] in page["waits"]["hosts"]:
+        return f"{page['head']}; it is lost, and the others wait for it"
     return f"{page['head']}; {HEAD_LOST[then]}" if then and page["head"] else None
 
 
