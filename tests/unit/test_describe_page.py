@@ -9,7 +9,7 @@ import pytest
 from fake_relay import part_of
 
 from orchestrator.answers.recorded import Drain, DrainFields, Spec
-from orchestrator.commands.describe import _if_head_lost, _lines, command_of
+from orchestrator.commands.describe import _describe_head, _if_head_lost, _lines, command_of
 from orchestrator.node.serve import runs
 from orchestrator.plan.run_program import RUN_PROGRAM, without_program
 from orchestrator.runs.registry import Run
@@ -43,6 +43,12 @@ def table(
     rows = [re.split(" {2,}", line) for line in _lines(page, "ddp-orch events", missing, **of_lines)]
     start = next(number for number, row in enumerate(rows) if row[0] == "HOST")
     return [row for row in rows[start + 1 :] if row != [""]]
+
+
+def test_a_head_that_the_others_wait_for_is_said_to_be_lost() -> None:
+    page: dict[str, Any] = {"head": "a", "if_head_lost": "wait", "waits": {"hosts": ["b"]}}
+    assert "if it is lost" in str(_describe_head(page))
+    assert "if it is lost" not in str(_describe_head({**page, "waits": {"hosts": ["a", "b"]}}))
 
 
 def test_a_host_that_was_left_out_is_not_said_to_be_silent() -> None:
