@@ -76,7 +76,8 @@ def test_the_two_files_train_and_resume_exactly_on_hosts_without_a_shared_disk(f
     assert losses(alone) == pytest.approx(losses(undisturbed)[4:], abs=2e-5)
 
 
-@pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("workers", ["0", "1"])
 def test_random_numbers_are_the_same_after_a_resume(random_folder: Path, workers: str) -> None:
     """Of augmentation by random, torch and NumPy, and of dropout, which has other ones on each rank."""
     flags = (f"--workers={workers}", "--grad-accum-steps=2")

@@ -180,6 +180,7 @@ def assert_same(one: object, other: object) -> None:
         assert one == other
 
 
+@pytest.mark.full
 def test_the_parts_in_memory_count_where_they_are_newer(two: list[str], folder: Path, tmp_path: Path) -> None:
     memory, flags = tmp_path / "memory", (*FSDP, "--save-every=4", "--save-memory-every=3", "--out=out")
     (tmp_path / "text").write_bytes((folder / "text").read_bytes())
@@ -219,6 +220,7 @@ def test_a_request_and_a_stop_at_a_saved_step_end_well(folder: Path, tmp_path: P
     assert len(names) == 2 and not [name for name in names if name.startswith(".")], names
 
 
+@pytest.mark.full
 @pytest.mark.lab  # it mounts a file system
 def test_a_full_disk_is_not_kept_full_and_the_training_goes_on(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes((folder / "text").read_bytes())
