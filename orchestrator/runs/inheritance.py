@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ..answers.facts import Facts
 from ..answers.prepare import Carried, LeftBehind, Prepared
+from ..inventory import advice
 from ..output.console import fold, fold_messages
 from ..output.terminal import one_line
 from ..plan.entrypoint import TRAINER
@@ -98,11 +99,15 @@ def _warn_of_outputs(answers: Answers, plan: Plan) -> Iterator[str]:
         flag = f"run.resume={min(map(str, before))}"
         yield (
             f"the run before of this name had {flag}, and this one has not, so ranks may load snapshots of different "
-            f"steps. If that is not meant, stop the run, and start it with `--set {flag}`"
+            f"steps. If that is not meant: {_restart(plan, flag)}"
         )
     elif lacking:
         yield (
             f"{fold(lacking)}: the output folder of {plan.name} is empty, so ranks there may begin at the first step. "
-            "If they must load a snapshot too, stop the run, and start it with `--set run.resume=head` if rank 0 "
-            "saves, or `union` if every rank saves a part (docs/resume.md)"
+            f"If they must load a snapshot too: {_restart(plan, 'run.resume=head')} if rank 0 saves, or with `union` "
+            "if every rank saves a part (docs/resume.md)"
         )
+
+
+def _restart(plan: Plan, setting: str) -> str:
+    return f"`{advice.command('restart', plan.name, '--set', setting, inventory=plan.inventory.path)}`"
