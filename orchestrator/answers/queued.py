@@ -49,7 +49,7 @@ class Turn:
     """The answer to `queue`."""
 
     number: TicketNumber | None
-    """Of our ticket; None: we have none."""
+    """Of our ticket, or of our place without one; None: we have neither."""
     ahead: tuple[OtherRun, ...]
     """Waiting runs with a lower number that use the same GPUs or the same name, the next one first."""
     running: tuple[OtherRun, ...]

@@ -41,7 +41,8 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         head = _head(run)
         hosts = {host.name: host for host in inventory.machines}
         if head not in hosts or head in lookup.listing.failed:
-            without = _restart_without(run, [host_name, *lookup.listing.failed], about)
+            unused = lookup.listing.find_unused([host.name for host in inventory.hosts])
+            without = _restart_without(run, [host_name, *lookup.listing.failed], about, unused)
             raise UnreachableError(f"{head}, the head of run {run.run_id}, cannot be reached.{without}")
         arguments = {"run_id": run.run_id, "node": node, "by": whoami()}
         try:
@@ -54,7 +55,9 @@ def drain_host(run_name: str, host_name: str, inventory_path: str | None, *, as_
         if not answer.accepted:
             silent = [name for name in run.all_nodes if name in {*run.without_guard, *lookup.listing.failed}]
             is_fixed = launcher_once_per_host(run.run_id, [hosts[head]], fleet) is not None
-            raise UsageError(refusal(run, host_name, silent, about, elects=answer.elects, is_fixed=is_fixed))
+            unused = lookup.listing.find_unused([host.name for host in inventory.hosts])
+            why = refusal(run, host_name, silent, about, elects=answer.elects, is_fixed=is_fixed, unused=unused)
+            raise UsageError(why)
         _say_what_follows(run, host_name, is_head=host_name == head, console=console)
         has_left = host_name not in run.parts or _wait(run, host_name, inventory, fleet)
     if as_json:
@@ -134,10 +137,11 @@ def refusal(
     *,
     elects: bool,
     is_fixed: bool = False,
+    unused: Sequence[str] = (),
 ) -> str:
     """Why the host cannot be drained, and what helps. `silent`: hosts of the run that are off or have no guard.
 
-    `is_fixed`: the run's launcher takes no further hosts.
+    `is_fixed`: the run's launcher takes no further hosts. `unused`: see `_restart_without`.
     """
     others = [name for name in silent if name != host]
     revive, says_restart = about.command("revive"), False
@@ -163,18 +167,23 @@ def refusal(
     else:
         why += "it has no spare and not enough other hosts."
         why += "" if is_fixed else " Add a host first with `ddp-orch add`."
-    without = "" if says_restart else _restart_without(run, [host, *silent], about)
+    without = "" if says_restart else _restart_without(run, [host, *silent], about, unused)
     return f"{why}{without} To end the run, use: {about.command('kill')}"
 
 
-def _restart_without(run: registry.Run, names: Sequence[str], about: advice.AboutRun) -> str:
-    """A sentence with the command that starts the run again on its other hosts; "" if there are none."""
+def _restart_without(run: registry.Run, names: Sequence[str], about: advice.AboutRun, unused: Sequence[str]) -> str:
+    """A sentence with the command that starts the run again without some hosts; "" if it has no others.
+
+    `unused`: hosts that no run uses. They take the places that are empty then.
+    """
     gone = {*names, *run.drained}
-    left = [name for name in run.hosts if name not in gone and name != run.witness]
+    left = [name for name in run.all_nodes if name not in gone and name != run.witness]
     if not left:
         return ""
-    without = fold([name for name in run.hosts if name in names])
-    return f" To start the run again without {without}: `{about.command('restart', '--hosts', fold(left))}`."
+    more = [name for name in unused if name not in run.all_nodes][: max(0, run.team - len(left))]
+    without = fold([name for name in run.all_nodes if name in names])
+    hosts = fold(sorted(left, key=run.all_nodes.__getitem__) + more)
+    return f" To start the run again without {without}: `{about.command('restart', '--hosts', hosts)}`."
 
 
 def _say_what_follows(run: registry.Run, host_name: str, *, is_head: bool, console: Console) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..answers.signaled import FINISH
 from ..checks.findings import render_line
 from ..errors import FindingsError, OrchError, RunFailed, UsageError
-from ..hosts.fleet import Fleet, fold_failures
+from ..hosts.fleet import Fleet, Results, fold_failures
 from ..inventory import advice
 from ..inventory.advice import complete_commands
 from ..inventory.model import Host, Inventory
@@ -21,10 +21,11 @@ from ..output.lines import rfc3339
 from ..output.mask import hide_credentials
 from ..plan.plan import Plan
 from ..plan.snapshot import Snapshot
-from ..runs import ending, launch, probe, recent, registry, stand_ins, waiting
+from ..runs import ending, launch, probe, queue_place, recent, registry, stand_ins, waiting
 from ..runs.ending import KillTargets
 from ..runs.launch import LaunchContext
 from ..runs.out_of_reach import OutOfReach
+from ..runs.queue_place import Place
 from ..ssh.config import by_hand
 from . import code_watch
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
@@ -56,11 +57,16 @@ def restart(
         options = combine(options, started.folder, added, Path.cwd())
         options = options if hosts is None else replace(options, hosts=hosts)
         again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
+        if run.unfinished:  # it keeps its place
+            again = replace(again, queue=False, wait=again.wait or again.queue)
 
         where = "" if Path(started.folder) == Path.cwd() else f" in {started.folder}"
 
-        def stop(plan: Plan, snapshot: Snapshot | None, context: LaunchContext) -> None:
-            """Called when the new run is planned, so that a mistake in its command does not end the old one."""
+        def stop(plan: Plan, snapshot: Snapshot | None, context: LaunchContext) -> Callable[[], None] | None:
+            """Called when the new run is planned, so that a mistake in its command does not end the old one.
+
+            Keeps a place for it before all queued runs if there is an old one.
+            """
             of_run = [host for host in inventory.machines if host.name in run.parts]
             left_out = {host for host in run.parts if host not in run.left} - {node.host.name for node in plan.nodes}
             if left_out and hosts is None:
@@ -71,7 +77,11 @@ def restart(
             if run.unfinished:
                 waits_for = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else ""
                 try:
-                    lost = _check_start(plan, snapshot, fleet, context, waits=again.wait or again.queue)
+                    lost = _check_start(plan, snapshot, fleet, context, waits=again.wait)
+                    place = Place(plan, Results({}, {}), fleet, context.by)
+                    busy = place.take(run.run_id)
+                    if not again.wait and plan.inventory.any_of is None:
+                        queue_place.check_free(busy)
                 except OrchError:
                     waits = f"; it is waiting for {waits_for}" if waits_for else ""
                     console.note(f"run {run.run_id} was not stopped: the new run could not start{waits}")
@@ -82,10 +92,14 @@ def restart(
                         "there. It is stopped now"
                     )
                 _stop(run, of_run, inventory, fleet, console)
+                place.take(run.run_id)  # a sign of life, and whether somebody has ended it meanwhile
             elif run.broken or run.rejoining:
                 _kill(run, of_run, fleet)
-            stack.close()  # the connections
             console.step(f"starting it again{where}: {hide_credentials(again.command(started.inventory))}")
+            if run.unfinished:
+                return stack.close
+            stack.close()  # the connections
+            return None
 
         os.chdir(started.folder)
         return code_watch.watch(again, stop) if again.watch else up(again, before_start=stop)

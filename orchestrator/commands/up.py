@@ -61,7 +61,7 @@ class Watch:
         return contextlib.nullcontext()
 
 
-BeforeStart = Callable[[Plan, "ship.Snapshot | None", launch.LaunchContext], None]
+BeforeStart = Callable[[Plan, "ship.Snapshot | None", launch.LaunchContext], Callable[[], None] | None]
 
 
 def up(
@@ -72,7 +72,8 @@ def up(
 ) -> int:
     """`printer`: takes the lines of an attached run. By default, they are printed.
 
-    `before_start`: called when all is known that this machine can know about the run, before any host is asked.
+    `before_start`: called when all is known that this machine can know about the run, before any host is asked. If it
+    keeps a place before all queued runs, it returns what gives that place back.
     """
     watch = watch or Watch()
     console = stderr_console()
@@ -120,10 +121,11 @@ def up(
         ),
         command_to_continue=lambda run: options.command_to_restart(run, inventory.path),
     )
-    if before_start:
-        before_start(plan, snapshot, context)
+    give_place_back = before_start(plan, snapshot, context) if before_start else None
     with open_fleet(inventory) as fleet:
-        resolved = _launch(plan, snapshot, fleet, context, options, console)
+        resolved = _launch(plan, snapshot, fleet, context, options, console, first=give_place_back is not None)
+        if give_place_back:
+            give_place_back()
         about = advice.AboutRun(plan.name, inventory.source or inventory.path)
         hosts = [node.host for node in resolved.nodes]
         detached = in_job.describe_detached(hosts, resolved.tie, about.command("logs", "-f"))
@@ -248,10 +250,13 @@ def _launch(
     context: launch.LaunchContext,
     options: UpOptions,
     console: Console,
+    *,
+    first: bool,
 ) -> Plan:
+    """`first`: see `queueing.launch_in_turn`."""
     if options.queue or plan.inventory.any_of is not None:
         wait = options.queue or options.wait
-        return queueing.launch_in_turn(plan, snapshot, fleet, context, console.note, wait=wait)
+        return queueing.launch_in_turn(plan, snapshot, fleet, context, console.note, wait=wait, first=first)
     reported = ""
     while True:
         try:

@@ -17,6 +17,7 @@ examination  asks all hosts for their facts, and sends the code
 stand_ins    takes unused hosts in place of unreachable ones
 queueing     waits for the turn of a run on its hosts
 queue_hosts  for which hosts it waits, and which of them are enough
+queue_place  keeps the place of a run while `restart` stops it
 kept_hosts   keeps restarted hosts for the unfinished runs that wait for them
 queued_runs  puts together the runs that wait, from the tickets on the hosts
 pruning      chooses the finished runs to delete, each from all of its hosts or from none

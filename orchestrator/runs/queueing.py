@@ -32,6 +32,7 @@ from .queue_hosts import AllHosts, AnyHosts
 from .queued_runs import QueuedRun, still_waiting
 
 LOOK_INTERVAL = 2.0  # s between two looks at the queues of the hosts
+FIRST = 0  # the number of a ticket that is before all others
 CANCEL_WINDOW = 20.0  # s for the controller of a cancelled run to look again: longer than RETRY_INTERVAL
 RETRY_INTERVAL = 10.0  # s until the next try, if something else than a queued run holds what the run needs
 
@@ -47,20 +48,34 @@ class Asking:
     launcher: Mapping[str, Any]
     queued_at: float
 
+    @classmethod
+    def of(cls, plan: Plan, by: str) -> Asking:
+        """`by`: who starts the run."""
+        return cls(plan.run_id, plan.name, by, plan.nodes[0].command, plan.launcher.as_spec(), time.time())
+
 
 class Queue:
     """The tickets of a run on its hosts. They end with the sessions of the fleet."""
 
     def __init__(
-        self, asking: Asking, fleet: Fleet, find_gpus: Callable[[Host, Session], Sequence[int]], *, join: bool
+        self,
+        asking: Asking,
+        fleet: Fleet,
+        find_gpus: Callable[[Host, Session], Sequence[int]],
+        *,
+        join: bool,
+        first: bool = False,
     ) -> None:
-        """`find_gpus`: those that the run uses on a host. `join`: take tickets. Otherwise only look."""
+        """`find_gpus`: those that the run uses on a host. `join`: take tickets. Otherwise only look.
+
+        `first`: before all others.
+        """
         self._asking = asking
         self._fleet = fleet
         self._find_gpus = find_gpus
         self._gpu_ids: dict[str, list[int]] = {}
         self._join = join
-        self._number: int | None = None
+        self._number: int | None = FIRST if first else None
 
     def ask(self, hosts: Sequence[Host], needed: Sequence[str] = ()) -> Results[Turn]:
         """Whether it is our turn on each host. Takes the tickets at first, and again where one was lost.
@@ -105,6 +120,10 @@ class Queue:
 
         return self._fleet.each(hosts, ask, enough=lambda results: _cancelled_by(results) is not None)
 
+    def uses_gpus(self, host: str) -> bool:
+        """Whether the run uses GPUs of a host that has answered."""
+        return bool(self._gpu_ids.get(host))
+
     def leave(self, hosts: Sequence[Host], turns: Results[Turn]) -> None:
         """Give the tickets back on those of these hosts that answer."""
         answering = [host for host in hosts if host.name in turns.done and not host.witness]
@@ -122,9 +141,11 @@ def launch_in_turn(
     note: Callable[[str], None],
     *,
     wait: bool,
+    first: bool = False,
 ) -> Plan:
     """As `launch.launch`, on the hosts that the plan's inventory leaves to choose, or all. `wait`: queue for them.
 
+    `first`: before all others; somebody else has the tickets for that.
     Raises HeldError if they are in use, unless `wait`, and Interrupted if `cancel` was called; other errors as
     `launch`.
     """
@@ -135,17 +156,18 @@ def launch_in_turn(
         choice = AllHosts(plan, probed, snapshot, fleet, context)
     else:
         choice = AnyHosts(plan, probed, snapshot, fleet, context, plan.inventory.any_of)
-    command, launcher = plan.nodes[0].command, plan.launcher.as_spec()
-    asking = Asking(plan.run_id, plan.name, context.by, command, launcher, time.time())
-    queue = Queue(asking, fleet, partial(_find_gpus, plan, probed), join=wait)
+    asking = Asking.of(plan, context.by)
+    queue = Queue(asking, fleet, partial(find_gpus, plan, probed), join=wait and not first, first=first)
     hosts = choice.hosts
     needed: tuple[str, ...] = ()
     reported: object = None
     while True:
         turns = kept_hosts.keep(queue.ask(hosts, needed), plan.inventory, fleet)
-        if cancelled_by := _cancelled_by(turns):
+        try:
+            check_not_cancelled(turns)
+        except Interrupted:
             queue.leave(hosts, turns)
-            raise Interrupted(f"{one_line(cancelled_by)} took the run out of the queue; nothing was started")
+            raise
         asked = hosts, needed
         choice.look(turns)
         hosts, needed = choice.hosts, choice.find_needed(turns)
@@ -193,13 +215,19 @@ def cancel(runs: Sequence[QueuedRun], hosts: Sequence[Host], fleet: Fleet, by: s
         time.sleep(LOOK_INTERVAL / 4)
 
 
-def _find_gpus(plan: Plan, probed: Results[Probed], host: Host, session: Session) -> Sequence[int]:
+def find_gpus(plan: Plan, probed: Results[Probed], host: Host, session: Session) -> Sequence[int]:
     """The GPUs that the run uses on a host. None: it uses the CPUs there."""
     node = planning.make_node(host, plan.template, plan.name)
     if node.gpu_ids != "auto":
         return node.gpu_ids
     known = probed.done.get(host.name) or preflight.ask(session, preflight.question(plan, node, None))
     return [gpu.index for gpu in known.facts.gpus]
+
+
+def check_not_cancelled(turns: Results[Turn]) -> None:
+    """Raises Interrupted if somebody has called `cancel`."""
+    if cancelled_by := _cancelled_by(turns):
+        raise Interrupted(f"{one_line(cancelled_by)} took the run out of the queue; nothing was started")
 
 
 def _cancelled_by(turns: Results[Turn]) -> str | None:

@@ -212,7 +212,12 @@ class Run:
     def lacks_team(self) -> bool:
         """Whether it runs on fewer hosts than it began with."""
         with_ranks = sum(part.unfinished and part.node_rank is not None for part in self.parts.values())
-        return self.unfinished and with_ranks < self._first.team
+        return self.unfinished and with_ranks < self.team
+
+    @property
+    def team(self) -> int:
+        """On how many hosts it began."""
+        return self._first.team
 
     def _role(self, host: str, part: Part) -> Literal["head", "team", "spare", "witness", "left"]:
         if part.is_witness:
@@ -288,6 +293,11 @@ class Listing:
     def has_newer(self, run: Run) -> bool:
         """Whether a later run has the name of this one."""
         return any(other.name == run.name and other.started_at > run.started_at for other in self.runs)
+
+    def find_unused(self, hosts: Sequence[str]) -> list[str]:
+        """Those of the hosts that answered, and that no run uses."""
+        used = {host for run in self.runs for host, part in run.parts.items() if part.unfinished}
+        return [host for host in hosts if host in self.answered and host not in used]
 
     def without_record(self, run: Run) -> tuple[str, ...]:
         """Hosts that answered and have deleted their record of the run. The witness has nothing to show of it."""

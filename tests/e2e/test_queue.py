@@ -274,6 +274,37 @@ def test_a_restarted_host_is_kept_for_the_run_that_waits_for_it(lab3: Lab) -> No
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("hosts", ["node-[0-1]", pytest.param("any 2 of node-[0-1]", marks=pytest.mark.full)])
+def test_a_run_that_is_restarted_keeps_its_hosts_before_queued_runs(lab3: Lab, inventory: Path, hosts: str) -> None:
+    start(lab3, inventory, "--queue", "--hosts", hosts, "--name", "first", "--", "train.py", "first")
+    second = Queued(lab3, inventory, "second", "node-[0-1]")
+    second.wait_for("waiting for run ")
+    new = ok(orch(lab3, "restart", "first", "-i", inventory, "-d")).stdout.split()[0]
+    second.wait_for(f"waiting for run {new} (first, of ")
+    end(lab3, "first")
+    wait_for_state(lab3, inventory, new, "succeeded")
+    end(lab3, "second")
+    wait_for_state(lab3, inventory, second.started(), "succeeded")
+
+
+@pytest.mark.timeout(200)
+def test_a_run_is_not_stopped_to_be_started_on_gpus_that_others_use(lab3: Lab) -> None:
+    script(lab3, UNTIL_FILE)
+    inventory = lab3.inventory(
+        run={"launcher": "direct", "grace": 1}, defaults={"gpus": [0], "user": "ann", "python": lab3.python}
+    )
+    up = ("up", inventory, "-d", "--skip-check", "--hosts")
+    first, second = (
+        ok(orch(lab3, *up, host, "--name", name, "--", "train.py", name)).stdout.split()[0]
+        for host, name in (("node-0", "first"), ("node-1", "second"))
+    )
+    refused = orch(lab3, "restart", "first", "-i", inventory, "-d", "--hosts", "node-1")
+    assert refused.returncode == 5 and f"run {second}" in refused.stderr, refused.stderr
+    assert runs(lab3, inventory)[first]["state"] == "running" and "was not stopped" in refused.stderr
+    ok(orch(lab3, "kill", "--all", "-i", inventory))
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.full)], ids=["stays-off", "returns"])
 def test_an_unused_host_stands_in_for_one_that_is_off_as_long_as_that_is_off(lab3: Lab, returns: bool) -> None:
     script(lab3, UNTIL_FILE)

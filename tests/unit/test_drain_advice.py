@@ -67,8 +67,18 @@ def test_a_restart_without_lost_hosts_names_those_that_are_left() -> None:
     known = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 3, "ranks": 3}
     run = Run("20260101-120000-0001", "exp", "running", 1, "", {"c": part_of(**known, node=2, host="c")})
     about = AboutRun("exp", "inventory.yaml")
-    assert "ddp-orch restart --hosts c exp" in drain._restart_without(run, ["b", "a"], about)
-    assert drain._restart_without(run, ["a", "b", "c"], about) == ""
+    assert "ddp-orch restart --hosts c exp" in drain._restart_without(run, ["b", "a"], about, [])
+    assert drain._restart_without(run, ["a", "b", "c"], about, ["d"]) == ""
+
+
+def test_the_places_of_hosts_that_a_restart_leaves_out_are_filled() -> None:
+    known = {"nprocs": [1, 1], "team": 2, "ranks": 2}
+    parts = {"b": part_of(**known, hosts=["a", "b"], node=1, host="b")}
+    added = {"spare": part_of(**known, hosts=["a", "b", "spare"], node=2, host="spare")}
+    about = AboutRun("exp", "inventory.yaml")
+    for others, unused, hosts in ((added, [], "b,spare"), (added, ["d"], "b,spare"), ({}, ["a", "d", "e"], "b,d")):
+        run = Run("20260101-120000-0001", "exp", "waiting", 1, "", {**parts, **others})
+        assert f"ddp-orch restart --hosts {hosts} exp" in drain._restart_without(run, ["a"], about, unused)
 
 
 class Starting:

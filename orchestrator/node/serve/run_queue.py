@@ -26,8 +26,8 @@ def queue(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
     """Take a ticket or keep it, and tell who is before us.
 
     `arguments`: run_id; name; by; script; queued_at: Unix time; gpu_ids; number: null for a first proposal, else the
-    one that all hosts agreed on; join: false to look without a ticket; waits_for: hosts that do not answer, and without
-    which the run cannot start. `held`: the locked tickets of this session, by run id.
+    one that all hosts agreed on, or 0 to be before all others; join: false to look without a ticket; waits_for: hosts
+    that do not answer, and without which the run cannot start. `held`: the locked tickets of this session, by run id.
     """
     folder = state.folder("queue")
     with _alone(folder):
@@ -35,7 +35,7 @@ def queue(arguments: Dict[str, Any], held: Dict[str, int]) -> Dict[str, Any]:
         if cancelled_by is not None:
             return {"number": None, "ahead": [], "running": [], "cancelled_by": str(cancelled_by)}
         tickets = [ticket for ticket in _tickets(folder) if ticket["run_id"] != arguments["run_id"]]
-        number = _join(folder, arguments, held) if arguments["join"] else None
+        number = _join(folder, arguments, held) if arguments["join"] else arguments["number"]
     key = (number, arguments["run_id"])
     ahead = [
         ticket
