@@ -105,7 +105,9 @@ def elsewhere(argv: Sequence[str]) -> str | None:
         return None
     if argv[0] not in _OF_HOST and (task := foreign_task(argv[count:])) is not None:
         return f"unknown command '{command}'. {task}"
-    return f"unknown command '{command}'; you may want: {_translate(ELSEWHERE[command], argv[count:])}"
+    missing = next((word for word in argv[count:] if is_yaml(word) and not is_file(word)), None)
+    note = f" ({missing} does not exist)" if missing and argv[0] not in _OF_HOST else ""
+    return f"unknown command '{command}'; you may want: {_translate(ELSEWHERE[command], argv[count:])}{note}"
 
 
 def of_other_program(words: Sequence[str]) -> str | None:
@@ -259,7 +261,8 @@ def _about_run(*command: str) -> Callable[[Sequence[str]], str]:
         inventory = ["-i", job.inventory] if job.inventory is not None else []
         if command == ("kill",) and job.all:
             return _line([*command, "--all", *inventory])
-        if not job.is_understood or len(job.names) > 1:
+        is_number = any(re.fullmatch(r"\d{1,5}", name) for name in job.names)  # of a job there
+        if not job.is_understood or len(job.names) > 1 or is_number:
             return _line([*command, "RUN"])
         return _line([*command, *job.names, *inventory])
 

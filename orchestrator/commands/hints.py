@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import shutil
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,6 +29,7 @@ _NPROC = (
 )
 # options of other programs by command, and what to use instead
 OTHER_PROGRAMS = {
+    "exec": dict.fromkeys(("-e", "--env"), "put a variable before the command: ddp-orch exec -- 'NAME=VALUE CMD'"),
     "kill": {"-9": "to end the run without a grace period, use --grace 0"},
     "logs": {
         "--lines": "use --tail N",
@@ -204,7 +206,10 @@ def _after_dashes(command: str, own: Sequence[str], others: Sequence[str]) -> st
     has_flags = LAUNCHER.fullmatch(words[0]) and words[1:2] and words[1].startswith("-") if words else False
     if command == "up" and words and PYTHON.fullmatch(words[0]) and not has_flags:
         words = words[1:]
-    return f"{what} come after `--`: {_line([*own, '--', *words])}"
+    start = f"{what} come after `--`: {_line([*own, '--', *words])}"
+    if command == "exec" and len(words) > 1 and shutil.which(words[0]) is None:
+        start += f" (without {words[0]} if it names a cluster: the hosts are those of the inventory)"
+    return start
 
 
 def _first_of_script(argv: Sequence[str]) -> int | None:

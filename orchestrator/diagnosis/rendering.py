@@ -54,7 +54,7 @@ def render_text(
     below += [_headline(*cause) for cause in shown]
     if len(before) > len(shown):
         below += [f"{len(before) - len(shown)} more of its attempts failed; diagnose --json shows them"]
-    below += _summarise_consequences(diagnosis.consequences)
+    below += _summarise_consequences(diagnosis.consequences, first)
     for_fix = MAX_LINES - len(above) - len(below) - LEAST_EVIDENCE
     most = None if whole else max(MAX_PARAGRAPH, min(MAX_FIX, for_fix))
     below = _wrap(first.fix, columns, "  fix: ", most) + below
@@ -115,7 +115,10 @@ def _shorten_frame(text: str, width: int) -> str:
     return text[:width]
 
 
-def _summarise_consequences(consequences: Sequence[Finding]) -> list[str]:
+def _summarise_consequences(consequences: Sequence[Finding], first: Finding) -> list[str]:
+    """Without those of hosts that the first cause names too: they may not be consequences of what its rank did."""
+    also = set(first.hosts[1:])
+    consequences = [finding for finding in consequences if not (finding.hosts and also.issuperset(finding.hosts))]
     if not consequences:
         return []
     ranks = {str(finding.rank) for finding in consequences if finding.rank is not None}

@@ -45,7 +45,9 @@ _OF_LINES = {
 _DETAILS = {
     "run": _OF_LINES,
     "commands": _OF_LINES,
-    "setup": {r"-r[ =]?\S+": "-r FILE: `ddp-orch exec` sends no files, so write: pip install $(cat FILE)"},
+    "setup": {
+        r"-r[ =]?\S+": "pip install -r FILE: `ddp-orch exec --setup -- pip install $(cat FILE)`, as it sends no files"
+    },
     "resources": {
         r"job_recovery|use_spot": "job_recovery, use_spot: run.max_restarts; a spare takes the place of a lost host"
     },

@@ -110,11 +110,12 @@ def _check_run(run: Run, host: Host, inventory: Inventory, blueprint: Blueprint)
         raise UsageError(f"run {run.run_id} was started by another version of ddp-orch; add hosts with that version")
     launcher = blueprint.spec.launcher
     restart = ("restart", run.run_id)
+    hosts = fold([*(name for name in run.hosts if name not in run.left), host.name])
     if launcher.scope == "host":
         raise UsageError(
             f"run {run.run_id} uses run.launcher {launcher.name}, which is started once on each host. Such runs take "
             f"no host later. Start it again with {host.name}: "
-            f"{advice.command(*restart, '--hosts', 'PATTERN', inventory=inventory.path)}"
+            f"{advice.command(*restart, '--hosts', hosts, inventory=inventory.path)}"
         )
     if blueprint.spec.contact.port is None:
         raise UsageError(

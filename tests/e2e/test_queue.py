@@ -258,7 +258,7 @@ def test_a_restarted_host_is_kept_for_the_run_that_waits_for_it(lab3: Lab) -> No
     wait_until(lambda: '"waiting"' in orch(lab3, *ps).stdout, 60, "the run waits for node-1")
     lab3.hosts[1].boot()
     refused = orch(lab3, "up", inventory, "-d", "--hosts", "any 2 of node-[1-2]", "--", "train.py", "second")
-    assert refused.returncode == 5 and "node-1 is kept for run " in refused.stderr, refused.stderr
+    assert refused.returncode == 5 and "node-1 is kept for" in refused.stderr, refused.stderr
     second = Queued(lab3, inventory, "second", "any 2 of node-[1-2]")
     second.wait_for(f"node-1 is kept for run {first} (first, of ")
     third = begin(lab3, inventory, "third", "node-1")  # not queued

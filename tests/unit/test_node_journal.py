@@ -453,6 +453,14 @@ def test_attempts_that_have_ended_are_dropped_up_to_their_last_segment(tmp_path:
             "ValueError: no column 7 ... wandb: Find logs at: wandb/run-1/logs",
         ),
         (
+            b'[rank1]: Traceback (most recent call last):\n[rank1]:   File "a.py", line 3\n[rank1]: KeyError: 7\n'
+            b"E1128 23:00:00.000000 207 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1)\n"
+            b'Traceback (most recent call last):\n  File "torchrun", line 8, in <module>\n    sys.exit(main())\n'
+            b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\na.py FAILED\n----\n"
+            b"Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 9)\n",
+            "KeyError: 7",
+        ),
+        (
             b"ValueError: 7\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n",
             "ValueError: 7",
         ),

@@ -16,6 +16,7 @@ ABORTED_AT_EXIT = "terminate called without an active exception"
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt|Warning)\b")  # the first line after a traceback's frames
 ERROR = re.compile(r"(?i)error: ")
 ADVICE = re.compile(r"(?i)hint: |note: |\[notice\] ")  # of pip, after its error
+TORCHRUN_REPORTS = re.compile(r"torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError\b")
 TORCHRUN_ROOT = re.compile(r"(?:rank|exitcode)\s*: ")
 RULE = re.compile(r"([=*#_-])\1{3,}$")
 
@@ -23,9 +24,9 @@ RULE = re.compile(r"([=*#_-])\1{3,}$")
 def last_words_of(text: str) -> str:
     """The last line that says what happened, without torch's `[rankN]:`.
 
-    Of a crash it is the line before the dump of stacks, of hydra the line before its hint, of torchrun's report what it
-    takes for the first failure, of pip its error. Of an exception whose message has several lines it is the first and
-    the last one.
+    Of a crash it is the line before the dump of stacks, of hydra the line before its hint, of torchrun's report the
+    exception before it, or what it takes for the first failure, of pip its error. Of an exception whose message has
+    several lines it is the first and the last one.
     """
     raw = [RANK_PREFIX.sub("", line.rstrip(), 1) for line in text.splitlines()]
     raw = [line for line in raw if _may_say_something(line.strip())]
@@ -44,7 +45,8 @@ def last_words_of(text: str) -> str:
     for number, line in enumerate(lines):
         if line.startswith("Root Cause (first observed failure)"):
             told = [line for line in lines[number:] if TORCHRUN_ROOT.match(line)]
-            return " ".join(", ".join(told).split())[:LONGEST] or line
+            # a script of the user that starts torchrun: its ranks print to the same stream
+            return exception[:LONGEST] or " ".join(", ".join(told).split())[:LONGEST] or line
     words = [line for line in lines if not RULE.match(line)]
     if not words:
         return ""
@@ -61,9 +63,10 @@ def _may_say_something(line: str) -> bool:
 
 
 def _last_exception(lines: List[str]) -> str:
-    """The first line after the frames of the last traceback."""
+    """The first line after the frames of the last traceback, without that of torchrun's report."""
     starts = [number for number, line in enumerate(lines) if line == HEADER]
-    for line in lines[starts[-1] + 1 :] if starts else []:
-        if not line.startswith(" "):
-            return line if EXCEPTION.match(line) else ""
+    for start in reversed(starts):
+        found = next((line for line in lines[start + 1 :] if not line.startswith(" ")), "")
+        if not TORCHRUN_REPORTS.match(found):
+            return found if EXCEPTION.match(found) else ""
     return ""
