@@ -405,6 +405,6 @@ def test_the_lines_of_a_task_that_do_not_fit_here_are_named(tmp_path: Path) -> N
 
 def test_a_command_of_two_words_is_recognised_as_a_whole() -> None:
     assert "ddp-orch up task.yaml" in str(foreign_commands.elsewhere(["jobs", "launch", "task.yaml"]))
-    assert "ddp-orch kill 7" in str(foreign_commands.elsewhere(["jobs", "cancel", "7"]))
+    assert "ddp-orch kill RUN" in str(foreign_commands.elsewhere(["jobs", "cancel", "7"]))
     assert "ddp-orch ps" in str(foreign_commands.elsewhere(["jobs"]))
     assert "notify" in str(foreign_commands.elsewhere(["autostop", "-i", "5", "box"]))
