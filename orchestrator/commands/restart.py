@@ -33,7 +33,8 @@ from .restart_options import Added, combine
 from .up import up
 from .up_options import UpOptions
 
-CODES_OF_SCRIPT = ("script-import-error", "missing-module-on-host", "remote-workdir-missing")
+OF_OLD_RUN = frozenset(("port-in-use", "gpu-memory-held-by-others", "gpu-exclusive-mode", "memory-dir-unusable"))
+"""Findings of which the old run itself may be the reason."""
 STOP_WINDOW = 600.0  # s, on top of grace and lease, for a run to save a snapshot and end
 LOOK_EVERY = 0.5  # s
 NOTHING_ADDED = Added()
@@ -59,60 +60,100 @@ def restart(
         again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
         if run.unfinished:  # it keeps its place
             again = replace(again, queue=False, wait=again.wait or again.queue)
-
         where = "" if Path(started.folder) == Path.cwd() else f" in {started.folder}"
-
-        def stop(plan: Plan, snapshot: Snapshot | None, context: LaunchContext) -> Callable[[], None] | None:
-            """Called when the new run is planned, so that a mistake in its command does not end the old one.
-
-            Keeps a place for it before all queued runs if there is an old one.
-            """
-            of_run = [host for host in inventory.machines if host.name in run.parts]
-            left_out = {host for host in run.parts if host not in run.left} - {node.host.name for node in plan.nodes}
-            if left_out and hosts is None:
-                console.warning(
-                    f"{fold(left_out)} had a part in run {run.run_id}, and is no host of the new one; --hosts "
-                    "chooses others"
-                )
-            if run.unfinished:
-                waits_for = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else ""
-                try:
-                    lost = _check_start(plan, snapshot, fleet, context, waits=again.wait)
-                    place = Place(plan, Results({}, {}), fleet, context.by)
-                    busy = place.take(run.run_id)
-                    if not again.wait and plan.inventory.any_of is None:
-                        queue_place.check_free(busy)
-                except OrchError:
-                    waits = f"; it is waiting for {waits_for}" if waits_for else ""
-                    console.note(f"run {run.run_id} was not stopped: the new run could not start{waits}")
-                    raise
-                if lost and run.waits and lost.host in run.waits.hosts:
-                    console.warning(
-                        f"run {run.run_id} is waiting for {waits_for}, and would continue from what rank 0 saved "
-                        "there. It is stopped now"
-                    )
-                _stop(run, of_run, inventory, fleet, console)
-                place.take(run.run_id)  # a sign of life, and whether somebody has ended it meanwhile
-            elif run.broken or run.rejoining:
-                _kill(run, of_run, fleet)
-            console.step(f"starting it again{where}: {hide_credentials(again.command(started.inventory))}")
-            if run.unfinished:
-                return stack.close
-            stack.close()  # the connections
-            return None
-
+        starting = f"starting it again{where}: {hide_credentials(again.command(started.inventory))}"
+        change = _Change(run, inventory, fleet, stack, console, waits=again.wait, starting=starting, chosen=hosts)
         os.chdir(started.folder)
-        return code_watch.watch(again, stop) if again.watch else up(again, before_start=stop)
+        try:
+            return code_watch.watch(again, change.stop) if again.watch else up(again, before_start=change.stop)
+        except OrchError:
+            if change.is_between:
+                command = advice.command("restart", run.run_id, inventory=started.inventory)
+                console.note(
+                    f"run {run.run_id} has been stopped, and no other one was started; try again with: {command}"
+                )
+            raise
+
+
+class _Change:
+    """From the old run to the new one."""
+
+    def __init__(
+        self,
+        run: registry.Run,
+        inventory: Inventory,
+        fleet: Fleet,
+        connections: contextlib.ExitStack,
+        console: Console,
+        *,
+        waits: bool,
+        starting: str,
+        chosen: str | None,
+    ) -> None:
+        """`waits`: for hosts that others use. `starting`: a line for people. `chosen`: the hosts, by --hosts."""
+        self._run, self._inventory, self._fleet, self._connections = run, inventory, fleet, connections
+        self._console, self._waits, self._starting, self._chosen = console, waits, starting, chosen
+        self.is_between = False
+        """The old run has been stopped, and the new one has not started."""
+
+    def stop(self, plan: Plan, snapshot: Snapshot | None, context: LaunchContext) -> Callable[[], None] | None:
+        """Called when the new run is planned, so that a mistake in its command does not end the old one.
+
+        Keeps a place for it before all queued runs if there is an old one.
+        """
+        run, console = self._run, self._console
+        of_run = [host for host in self._inventory.machines if host.name in run.parts]
+        left_out = {host for host in run.parts if host not in run.left} - {node.host.name for node in plan.nodes}
+        if left_out and self._chosen is None:
+            console.warning(
+                f"{fold(left_out)} had a part in run {run.run_id}, and is no host of the new one; --hosts chooses "
+                "others"
+            )
+        if not run.unfinished:
+            if run.broken or run.rejoining:
+                _kill(run, of_run, self._fleet)
+            self._connections.close()
+            console.step(self._starting)
+            return None
+        place = self._take_place(plan, snapshot, context)
+        self.is_between = True
+        _stop(run, of_run, self._inventory, self._fleet, console)
+        place.take(run.run_id)  # a sign of life, and whether somebody has ended it meanwhile
+        console.step(self._starting)
+        return self._begin
+
+    def _take_place(self, plan: Plan, snapshot: Snapshot | None, context: LaunchContext) -> Place:
+        """Raises an error if the new run could not start."""
+        run = self._run
+        waits_for = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else ""
+        try:
+            lost = _check_start(plan, snapshot, self._fleet, context, waits=self._waits)
+            place = Place(plan, Results({}, {}), self._fleet, context.by)
+            busy = place.take(run.run_id)
+            if not self._waits and plan.inventory.any_of is None:
+                queue_place.check_free(busy)
+        except OrchError:
+            waits = f"; it is waiting for {waits_for}" if waits_for else ""
+            self._console.note(f"run {run.run_id} was not stopped: the new run could not start{waits}")
+            raise
+        if lost and run.waits and lost.host in run.waits.hosts:
+            self._console.warning(
+                f"run {run.run_id} is waiting for {waits_for}, and would continue from what rank 0 saved there. It is "
+                "stopped now"
+            )
+        return place
+
+    def _begin(self) -> None:
+        self.is_between = False
+        self._connections.close()
 
 
 def _check_start(
     plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext, *, waits: bool
 ) -> OutOfReach | None:
-    """Raises an error if the new run lacks hosts, or could not start its script. `waits`: it would wait for the hosts.
+    """Raises an error if the new run lacks hosts, or could not start on them. `waits`: it would wait for the hosts.
 
-    Returns what it would not find, after a warning.
-
-    What else a start checks may differ as soon as the old run has ended.
+    Returns what it would not find, after a warning. Others may take the hosts until the old run has ended.
     """
     script = probe.script_of(snapshot)
     nodes = {node.host.name: node for node in plan.nodes}
@@ -126,7 +167,14 @@ def _check_start(
             plan, asked, snapshot, fleet, context.timing, context.step, skip_check=context.skip_check
         )
         plan, asked = launch.drop_unreachable(whole, known, context), known
-    findings = [finding for finding in probe.check_hosts(plan, asked.done) if finding.code in CODES_OF_SCRIPT]
+    findings = [
+        finding
+        for finding in probe.check_hosts(plan, asked.done)
+        if finding.severity == "error" and finding.code not in OF_OLD_RUN
+    ]
+    broken = {host for finding in findings for host in finding.hosts}
+    if plan.inventory.any_of is not None and len(nodes) - len(broken) >= plan.inventory.any_of:
+        findings = []
     if findings and not context.skip_check:
         hosts, inventory = [node.host for node in plan.nodes], plan.inventory.path
         lines = (complete_commands(by_hand(render_line(finding), hosts), inventory) for finding in findings)

@@ -195,13 +195,16 @@ def _blame_head(plan: Plan, probed: Results[Any]) -> str:
     return f": {head} is the head, which no host replaces at a start" if is_enough else ""
 
 
-def advise_start_without(plan: Plan, probed: Results[Any], context: LaunchContext) -> str:
-    """How to start the run without the unreachable hosts; "" if the run needs them or a reachable host failed too."""
+def advise_start_without(plan: Plan, probed: Results[Any], context: LaunchContext, first: str = "") -> str:
+    """How to start the run without the unreachable hosts; "" if the run needs them or a reachable host failed too.
+
+    `first`: what to do before.
+    """
     unreachable = [name for name, error in probed.failed.items() if isinstance(error, UnreachableError)]
     if len(unreachable) < len(probed.failed) or len(unreachable) == len(plan.nodes):
         return ""
     if plan.witness in unreachable:
-        return "to start without the witness, add: --set run.witness=null --set run.head_lost=stop"
+        return f"to start without the witness, {first}add: --set run.witness=null --set run.head_lost=stop"
     head = plan.nodes[0].host.name
     for without in (unreachable, [head]) if head in unreachable else (unreachable,):  # spares replace all but the head
         try:
@@ -213,7 +216,7 @@ def advise_start_without(plan: Plan, probed: Results[Any], context: LaunchContex
         if left >= (sum(host.in_team for host in selected.hosts) if nnodes == "auto" else nnodes[0]):
             command = context.command_without(without)
             hosts = fold(without) if without != unreachable else "that host" if len(without) == 1 else "those hosts"
-            return f"to start without {hosts}, run: {command}" if command else ""
+            return f"to start without {hosts}, {first}run: {command}" if command else ""
     return ""
 
 

@@ -73,7 +73,7 @@ class AllHosts:
     def describe_needed(self, turns: Results[Turn]) -> str:
         """Why the run cannot start, as long as hosts that it needs do not answer."""
         away = Results[Turn]({}, turns.failed)
-        advice = launch.advise_start_without(self._plan, away, self._context)
+        advice = launch.advise_start_without(self._plan, away, self._context, first="leave the queue, then ")
         lines = [f"the run needs {fold(turns.failed)}, which does not answer{PASSED}", *fold_failures(turns.failed)]
         return "\n  ".join([*lines, *([advice] if advice else [])])
 

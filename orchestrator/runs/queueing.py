@@ -260,6 +260,8 @@ def describe(turns: Results[Turn], why: str = "waiting for") -> str:
             running.setdefault(_name(run.run_id, run.name, run.by), []).append(host)
         for run in turn.ahead:
             ahead[run.run_id] = _name(run.run_id, run.name, run.by)
+    for run_id in {run.run_id for turn in turns.done.values() for run in turn.running}:
+        ahead.pop(run_id, None)  # it has just started, and has its ticket still
     parts = [f"{why} {name} on {fold(hosts)}" for name, hosts in running.items()]
     for name, hosts in kept.items():
         are, them = ("is", "it") if len(hosts) == 1 else ("are", "them")

@@ -185,6 +185,25 @@ def test_a_run_whose_ranks_have_just_begun_is_restarted_at_once(lab2: Lab) -> No
     assert_clean(lab2)
 
 
+LISTENS = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(600)"
+
+
+@pytest.mark.timeout(180)
+def test_a_run_is_not_stopped_for_one_that_cannot_start_or_the_way_back_is_named(lab2: Lab) -> None:
+    first = start(lab2, lab2.inventory(run={"grace": 1}), "--name", "job", "--", script(lab2, BEGINS_LATE))
+    known = {"user": "ann", "python": lab2.python}
+    inventory = lab2.inventory(run={"grace": 1}, defaults={**known, "interface": "eth7"})
+    refused = ok(orch(lab2, "restart", "job", "-d", "-i", inventory), 3).stderr
+    assert "was not stopped" in refused and runs(lab2, inventory)[first]["state"] == "running"
+    # the old run itself might have had the port
+    inventory = lab2.inventory(run={"grace": 1, "rdzv": {"port": 29500}})
+    with lab2.hosts[0].popen([lab2.python, "-c", LISTENS], "bob", stdout=subprocess.PIPE) as listener:
+        assert listener.stdout is not None and listener.stdout.readline() == "up\n"
+        failed = ok(orch(lab2, "restart", "job", "-d", "-i", inventory), 5).stderr
+        listener.kill()
+    assert f"ddp-orch restart {first}" in failed and runs(lab2, inventory)[first]["state"] == "stopped"
+
+
 SAVES_OUTPUTS_ON_RANK_0 = """
 import os, time
 path = os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "ckpt.pt")
