@@ -213,7 +213,7 @@ class NodeFields:
     at: UnixTime
     node: NodeNumber
     heard_at: float | None = None
-    """Since when a lost node was silent."""
+    """Since when a lost node was silent, or the lost head."""
     resigned: bool = False
     """The head before the one that was elected had no majority, and was not lost."""
     silent: tuple[NodeNumber, ...] = ()

@@ -343,7 +343,9 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 kind, what = "change", f"{host(gone.node)} does not answer any more: its processes had finished"
             case recorded.NodeEvent("Lost", gone):
                 lost.add(gone.node)
-                kind, what = "failure", f"{host(gone.node)} was lost: the other hosts received nothing from it"
+                silent = "" if gone.heard_at is None else f" for {gone.at - gone.heard_at:.0f} s"
+                what = f"{host(gone.node)} was lost: the other hosts received nothing from it{silent}"
+                kind = "failure"
             case recorded.NodeEvent("Restarted", restarted):
                 lost.add(restarted.node)
                 what = f"{host(restarted.node)} was restarted"
@@ -364,7 +366,8 @@ def entries(events: Sequence[recorded.Event], hosts: Sequence[str]) -> list[Entr
                 elif head in leaving:
                     what = f"{host(elected.node)} was elected: the head, {host(head)}, leaves the run"
                 else:
-                    what = f"{host(head)}, the head, was lost; {host(elected.node)} was elected"
+                    silent = "" if elected.heard_at is None else f" (silent for {elected.at - elected.heard_at:.0f} s)"
+                    what = f"{host(head)}, the head, was lost{silent}; {host(elected.node)} was elected"
                 lost |= set() if elected.resigned else {head} - ended - {elected.node}
                 head = elected.node
             case recorded.NoMajority(fields=alone):

@@ -26,10 +26,11 @@ print("at", os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], flush=True)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
 """
+LEASE = 2  # s
 
 
 def electing(nnodes: str = "2:3", **more: Any) -> str:
-    options = {"max_restarts": 3, "head_lost": "elect", "lease": 2, "nnodes": nnodes, **more}
+    options = {"max_restarts": 3, "head_lost": "elect", "lease": LEASE, "nnodes": nnodes, **more}
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in options.items())
 
 
@@ -47,12 +48,16 @@ def test_the_others_continue_without_their_head(runs: Runs, tmp_path: Any) -> No
     run = runs.start(WORK, str(end), nproc=(1, 1, 1), options=electing())
     for node in range(3):
         run.wait_for(f"attempt 1 rank {node} of 3", f"1.{node}.out", node)
+    lost_after = time.time()
     lose(run, 0)
+    lost_before = time.time()
     run.wait_for("attempt 2 rank 0 of 2", "2.0.out", 1, timeout=40)
     run.wait_for("attempt 2 rank 1 of 2", "2.1.out", 2, timeout=40)
     assert said(run, 1).count("ran on host-0") == 1 and "runs on host-1" in said(run, 1)
-    events = (run.folder(2) / "gang.jsonl").read_text().splitlines()
-    assert [event["event"] for event in map(json.loads, events)].count("Noted") == 1
+    events = [json.loads(line) for line in (run.folder(2) / "gang.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events].count("Noted") == 1
+    heard_at = next(event["fields"]["heard_at"] for event in events if event["event"] == "Elected")
+    assert lost_after - LEASE <= heard_at <= lost_before + LEASE / 4
     end.touch()
     for node in (1, 2):
         wait_until(lambda node=node: run.record("exit.json", node), 30, f"the run ends on {node}")

@@ -71,6 +71,7 @@ class Elected(NamedTuple):
     """Another node has become the head, or the same one again. `at` is by its clock from here on.
 
     `resigned`: the head before was not lost, but had no majority. `silent`: see NoMajority; empty: unknown.
+    `heard_at`: when this node has heard the head before last; None: unknown.
     """
 
     node: int
@@ -78,6 +79,7 @@ class Elected(NamedTuple):
     at: float
     resigned: bool = False
     silent: Sequence[int] = ()
+    heard_at: Optional[float] = None
 
 
 class NoMajority(NamedTuple):

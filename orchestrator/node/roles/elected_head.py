@@ -161,7 +161,10 @@ class ElectedHead(HeadLink):
         if self._voter.is_new and self._voter.has_authority:
             resigned = self._state.head == self._here or self._voter.head_answered or team.gives_way(self._state)
             silent = self._voter.missed if resigned else []
-            self._entries.add_elected(gang_events.Elected(self._here, self._meeting_address(), now, resigned, silent))
+            silence = None if resigned else self._voter.silence_of_head()
+            heard_at = None if silence is None else now - silence
+            event = gang_events.Elected(self._here, self._meeting_address(), now, resigned, silent, heard_at)
+            self._entries.add_elected(event)
             self._voter.missed, self._voter.head_answered = [], False
         may_add = self._entries.may_add(gang_events.Tick(now))
         self._say_authority(may_add)

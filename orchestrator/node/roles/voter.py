@@ -1,6 +1,6 @@
 """The election on one node: election.step with the clock and the disk of this node."""
 
-from typing import Any, Dict, FrozenSet, List, Set, Union
+from typing import Any, Dict, FrozenSet, List, Optional, Set, Union
 
 from ..gang import election, election_log
 from ..gang.election_state import (
@@ -106,6 +106,11 @@ class Voter:
     @property
     def has_authority(self) -> bool:
         return election.has_authority(self.state, clock())
+
+    def silence_of_head(self) -> Optional[float]:
+        """Seconds since this node has heard another head; None: not since it began."""
+        heard_at = self.state.heard_at
+        return clock() - heard_at if heard_at > self.state.begun_at else None
 
     def silent(self) -> List[int]:
         """The voters whose answers are too old to count for the authority of this head."""
