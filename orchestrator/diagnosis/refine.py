@@ -38,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     devices.explain_missing_nccl,
     devices.check_gpu_memory,
     connections.check_loopback,
+    connections.check_unserved,
     connections.check_timeouts,
     endings.add_rank_to_memory_kills,
     endings.find_crash_place,

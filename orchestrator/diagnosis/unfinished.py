@@ -11,6 +11,7 @@ from dataclasses import replace
 from . import recorder_lines, times
 from .engine import Diagnosis, diagnose
 from .record import RunRecord
+from .rules import connections
 from .scene import NOISE, STEPS, Scene, build_scene, is_surely_later
 from .tracebacks import LoggedException
 from .transcript import LogLine
@@ -19,7 +20,8 @@ MOST_LATER = 3  # lines that a rank that hangs may print after its traceback, as
 
 
 def diagnose_unfinished(lines: Sequence[LogLine], ranks: Mapping[int, str], finished: Collection[int]) -> Diagnosis:
-    """The exceptions after which a rank has printed nothing more, and a host that is cut off on the ranks' network.
+    """The exceptions after which a rank has printed nothing more, a host that is cut off on the ranks' network, and an
+    address at which rank 0 cannot be.
 
     `lines`: of the attempt that runs; `ranks`: their hosts; `finished`: ranks that ended with exit code 0.
     """
@@ -27,6 +29,7 @@ def diagnose_unfinished(lines: Sequence[LogLine], ranks: Mapping[int, str], fini
     others, own = recorder_lines.split_off(lines)
     scene = build_scene(others, record)
     hanging = {exception.line.rank for exception in scene.exceptions if _is_last(exception, scene)}
+    hanging |= {0} if connections.find_unserved(scene) else set()
     hanging -= {None, *finished}
     cut = recorder_lines.find_cut_ranks(own)
     if not hanging and cut is None:

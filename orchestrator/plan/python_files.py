@@ -44,7 +44,7 @@ _OF_TORCH |= {"fsspec", "filelock", "yaml", "triton", "cuda", "nvidia", "opt_ein
 _OF_TORCH |= {"psutil", "dill", "pynvml", "tqdm", "tabulate", "optree"}
 """Packages that torch imports, if only sometimes."""
 _OWN_LAUNCHER = re.compile(r"MASTER_ADDR|init_method|spawn")
-_LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
+LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
 _MAY_BE_LOCAL = re.compile(
     r"environ|getenv|\bnot\b|rank|world_?size|master|launch|elastic|slurm|mpi|spawn|local|single|alone|debug|test",
     re.IGNORECASE,
@@ -162,7 +162,7 @@ def texts_with_plain_torch(script: Path, folder: Path) -> list[str] | None:
 
 
 def find_own_launchers(script: Path, folder: Path) -> Iterator[OwnLauncher]:
-    """Where a start of the script names this machine as that of rank 0, or starts ranks with mp.spawn.
+    """Where a start of the script names the machine of rank 0, or starts ranks with mp.spawn.
 
     Of places that not every start comes to, only addresses, and only if the conditions do not look like those of a
     start on one machine.
@@ -207,16 +207,15 @@ def find_needed_variables(script: Path, folder: Path) -> dict[str, Needed]:
 
 
 def _own_address(node: ast.AST, path: Path) -> OwnLauncher | None:
-    """Where the node itself names this machine as that of rank 0."""
+    """Where the node itself names the machine of rank 0."""
     match node:
         case ast.Assign(
             targets=[ast.Subscript(value=mapping, slice=ast.Constant(value="MASTER_ADDR"))],
             value=ast.Constant(value=str(address)),
-        ) if ast.unparse(mapping).endswith("environ") and _LOOPBACK.fullmatch(address):
+        ) if ast.unparse(mapping).endswith("environ"):
             return OwnLauncher(path, node.lineno, "address", address)
-        case ast.keyword(arg="init_method", value=ast.Constant(value=str(url))) if (
-            address := url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-        ) and _LOOPBACK.fullmatch(address):
+        case ast.keyword(arg="init_method", value=ast.Constant(value=str(url))) if url.startswith("tcp://"):
+            address = url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
             return OwnLauncher(path, node.value.lineno, "address", address)
     return None
 

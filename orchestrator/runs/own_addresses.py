@@ -20,7 +20,7 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
     place = _find_place(run_id, first.at) if first is not None and first.code in CODES else None
     if first is None or place is None:
         return diagnosis
-    fix = f"Remove {place}: that is on one host only, and ddp-orch sets MASTER_ADDR and MASTER_PORT."
+    fix = f"Remove {place}: ddp-orch sets MASTER_ADDR and MASTER_PORT."
     confidence = "medium" if first.confidence == "low" else first.confidence
     return replace(diagnosis, findings=(replace(first, fix=fix, confidence=confidence), *others))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from lab.lab import Lab
@@ -127,6 +128,29 @@ def test_a_line_that_keeps_the_ranks_from_meeting_is_named(lab2: Lab) -> None:
     assert "first cause: worker-never-arrived" in up.stderr
     first = json.loads(ok(orch(lab2, "diagnose", "-i", inventory, "--json")).stdout)["findings"][0]
     assert "train.py:4" in first["fix"] and "all ranks wait" in first["message"].lower()
+    assert_clean(lab2)
+
+
+MEETS_ELSEWHERE = """
+import os, torch.distributed as dist
+url = dict(init_method="tcp://ADDRESS:29500")
+dist.init_process_group("gloo", **url, rank=int(os.environ["RANK"]), world_size=2)
+"""
+
+
+@pytest.mark.parametrize("address", ["192.168.1.5", pytest.param("10.77.0.99", marks=pytest.mark.full)])
+def test_an_address_of_no_host_is_named_while_the_ranks_look_for_it(lab2: Lab, address: str) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    up = ("up", inventory, "-d", "--name", "job", "--", script(lab2, MEETS_ELSEWHERE.replace("ADDRESS", address)))
+    assert f"train.py:3 names {address}" in ok(orch(lab2, *up)).stderr
+
+    def diagnose() -> list[dict[str, Any]]:
+        shown = orch(lab2, "diagnose", "job", "-i", inventory, "--json").stdout
+        return [found for found in json.loads(shown)["findings"] if address in found["message"]]
+
+    (found,) = wait_until(diagnose, 60, "the address is named")
+    assert found["code"] == "rdzv-endpoint-not-hosted" and "train.py:3" in found["fix"]
+    ok(orch(lab2, "kill", "job", "-i", inventory))
     assert_clean(lab2)
 
 

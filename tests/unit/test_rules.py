@@ -137,6 +137,11 @@ STOPPED_AFTER_REFUSAL = Case(
     {"a": "this configuration needs a key named lr\nReceived 15 death signal\n" + failed(1)}, RunRecord(failed_at=0.0)
 )
 # what a rule takes away of a case, and what it puts in its place
+UNSERVED = """
+[W1129 00:23:57.097078583 socket.cpp:764] [c10d] The client socket has failed to connect to [ad0:0:26e4:0:7fbe::]:2558 (errno: 101 - Network is unreachable).
+[W1129 00:23:57.098464955 socket.cpp:764] [c10d] The client socket has failed to connect to 205.85.0.0:2557 (errno: 101 - Network is unreachable).
+[E1129 00:23:57.098643392 socket.cpp:818] [c10d] The client socket has failed to connect to any network address of (192.168.1.5, 29500).
+"""  # noqa: E501  by torch 2.13, which prints garbage for the address that it tries
 CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
     endings.discount_overcome_trouble: (
         Case({"a": "bind: Address already in use\n" + STEPS + STEPS + LATE_ERROR}),
@@ -176,6 +181,11 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         Case({name: f"connect [127.0.0.1]:4321: Connection refused on {name}\n" for name in "ab"}),
         {"gloo-loopback-address 24 a None", "gloo-loopback-address 24 b None"},
         {"gloo-loopback-address 67 a None", "gloo-loopback-address 67 b None"},
+    ),
+    connections.check_unserved: (
+        Case({"a": tag(0, UNSERVED), "b": tag(1, UNSERVED)}),
+        {"ipv6-unusable 78 a 0", "ipv6-unusable 78 b 1"},
+        {"rdzv-endpoint-not-hosted 80 a 0"},
     ),
     connections.check_timeouts: (
         Case(
@@ -282,6 +292,11 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
     ),
     shell_commands.explain_missing_program: (
         Case({"a": tag(0, "run.sh: line 3: conda: command not found\n")}, RunRecord(exits=(EXITED,))),
+        set(),
+        set(),
+    ),
+    unreadable_files.explain_read_only: (
+        Case({"a": tag(0, "mkdir: cannot create directory '/data/x': Read-only file system\n")}),
         set(),
         set(),
     ),

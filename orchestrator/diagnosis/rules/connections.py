@@ -17,6 +17,14 @@ from ..transcript import LogLine
 ADDRESS = re.compile(
     r"while trying to connect to \(?(?P<host>[^,()]+), (?P<port>\d+)\)?|to host (?P<host2>[\w.:-]+):(?P<port2>\d+)"
 )
+UNSERVED = re.compile(
+    r"failed to connect to any network address of \((?P<host>[^,()]+), (?P<port>\d+)\)"
+    r"|failed to connect/validate to host (?P<host2>\S+):(?P<port2>\d+)"
+)
+UNSERVED_ADDRESS = (
+    "Rank 0 itself cannot connect to {address}, where the ranks shall meet: its own host serves that address. It is "
+    "that of another machine, or of none."
+)
 LOCAL = re.compile(r"localhost|127\.[\d.]+|::1")
 TIMED_OUT = re.compile(
     r"client socket has timed out|TCP client failed to connect|failed to connect to (?:any|host)|connect\(\) timed out"
@@ -29,6 +37,7 @@ FIRST_NODE = re.compile(r"--(?:node|machine)[-_]rank[= ]0\b")
 FIRST_EPHEMERAL_PORT = 32768
 NO_SPECIFIC_CAUSE = 60  # the level below which a time-out of a connection is still worth naming
 LOOPBACK = 67  # levels of what the rules here conclude
+UNSERVED_LEVEL = 80  # the addresses that torch prints beside it may be those of no host, or of IPv6
 UNREACHED = 28
 ABSENT = 29
 UNRESOLVED = "Unable to resolve hostname to a (local) address"
@@ -52,6 +61,30 @@ def check_loopback(suspects: Suspects, scene: Scene) -> Suspects:
         else suspect
         for suspect in suspects
     )
+
+
+def find_unserved(scene: Scene) -> LogLine | None:
+    """Rank 0 could not connect to the address where the ranks meet, and has done nothing since."""
+    of_rank = [line for line in scene.lines if line.rank == 0 and not line.agent]
+    last = next((line for line in reversed(of_rank) if UNSERVED.search(line.text)), None)
+    if last is None or any(STEPS.search(line.text) for line in of_rank if line.number > last.number):
+        return None
+    return last
+
+
+def check_unserved(suspects: Suspects, scene: Scene) -> Suspects:
+    """An address of rank 0 at which rank 0 is not. Neither a firewall nor IPv6 comes between it and its own host."""
+    line = find_unserved(scene)
+    match = UNSERVED.search(line.text) if line is not None else None
+    if line is None or match is None:
+        return suspects
+    address = f"{match['host'] or match['host2']}:{match['port'] or match['port2']}"
+    if LOCAL.fullmatch(address.rpartition(":")[0].strip("[]")):
+        return suspects
+    others = tuple(each for each in suspects if each.code not in ("ipv6-unusable", "rdzv-port-blocked"))
+    meaning = UNSERVED_ADDRESS.format(address=address)
+    found = Suspect("rdzv-endpoint-not-hosted", UNSERVED_LEVEL, line, 0, scene.host_of(line), meaning=meaning)
+    return (*others, found)
 
 
 def check_timeouts(suspects: Suspects, scene: Scene) -> Suspects:
