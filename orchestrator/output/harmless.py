@@ -44,6 +44,8 @@ AT_THE_END = (
 )
 # after a warning of AT_THE_END
 _STACK = rf"Exception raised from .*|frame #\d+: .*|<omitting python frames>|{_AGENT}(?:Traceback \(| |\S+Error: ).*|"
+# shown, because it names the address, at each try
+_RETRY = re.compile(_C10D + r"\[c10d\] TCP client failed to connect/validate to host .*").fullmatch
 _ALWAYS, _AT_THE_END, _IN_STACK = (re.compile("|".join(table)).fullmatch for table in (ALWAYS, AT_THE_END, [_STACK]))
 _BOX = re.compile(_PYTHON + r"\**").fullmatch
 _STAMP = re.compile(r"(?:\[rank\d+\]:)?\[?[WE]\d{3,4} [\d:.]+ (?:\d+ )?")
@@ -71,6 +73,7 @@ class HarmlessFilter(Stage):
         self._held: list[Line] = []  # harmless if the run succeeds now
         self._held_at = 0.0
         self._stacks: set[Source] = set()  # sources whose last line was held: their stack may follow
+        self._retries: set[Source] = set()  # sources whose last line was one of _RETRY: its stack says nothing more
         self._failed = 0  # the newest attempt that has failed
 
     @property
@@ -80,7 +83,7 @@ class HarmlessFilter(Stage):
     def push(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
         if now >= self.wake_at:
             return [*self._release_held(), *self.push(lines, now)]
-        if not self._stacks and not any(_may_matter(line.text) for line in lines):
+        if not (self._stacks or self._retries) and not any(_may_matter(line.text) for line in lines):
             return lines
         return [shown for line in lines for shown in self._sort(line, now)]
 
@@ -92,6 +95,13 @@ class HarmlessFilter(Stage):
 
     def _sort(self, line: Line, now: float) -> Sequence[Line]:
         source = line.host, line.rank, line.stream
+        if source in self._retries and _IN_STACK(line.text):
+            self._hide([line])
+            self._counts[line.attempt] += line.text.startswith("Exception raised from ")
+            return ()
+        self._retries -= {source}
+        if _RETRY(line.text):
+            self._retries.add(source)
         in_stack = source in self._stacks and _IN_STACK(line.text)
         if not in_stack:
             self._stacks.discard(source)

@@ -117,6 +117,20 @@ def test_a_warning_of_the_end_is_shown_if_the_run_goes_on(screen: Screen, text: 
     assert screen.hidden == 0
 
 
+def test_of_each_try_to_connect_the_line_is_shown_without_its_stack(screen: Screen) -> None:
+    tries = [
+        line(
+            f"[W1129 00:23:5{number}.7 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host a:29500 -"
+        )
+        for number in range(2)
+    ]
+    for one in tries:
+        screen.push(one, *map(line, STACK))
+    assert screen.lines == tries
+    screen.push(line(FAILED, rank=None))
+    assert [shown.text for shown in screen.lines][-len(STACK) - 1 : -1] == STACK
+
+
 def test_everything_hidden_is_shown_when_the_run_fails(screen: Screen) -> None:
     early, step, late = line(ALWAYS[0], at=1.0), line("step 1", at=2.0), line(AT_THE_END[0], at=3.0)
     failure, after, end = line(FAILS, rank=None, at=4.0), line(ALWAYS[1], at=5.0), line(FAILED, rank=None, at=6.0)
