@@ -128,7 +128,7 @@ def test_of_each_try_to_connect_the_line_is_shown_without_its_stack(screen: Scre
         screen.push(one, *map(line, STACK))
     assert screen.lines == tries
     screen.push(line(FAILED, rank=None))
-    assert [shown.text for shown in screen.lines][-len(STACK) - 1 : -1] == STACK
+    assert screen.lines[-len(STACK) - 1 : -1] == [*map(line, STACK)]
 
 
 def test_everything_hidden_is_shown_when_the_run_fails(screen: Screen) -> None:
