@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from ..answers.signaled import FINISH
 from ..checks.findings import render_line
-from ..errors import FindingsError, OrchError, RunFailed, UsageError
+from ..errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
 from ..hosts.fleet import Fleet, Results, fold_failures
 from ..inventory import advice
 from ..inventory.advice import complete_commands
@@ -21,7 +22,7 @@ from ..output.lines import rfc3339
 from ..output.mask import hide_credentials
 from ..plan.plan import Plan
 from ..plan.snapshot import Snapshot
-from ..runs import ending, launch, probe, queue_place, recent, registry, stand_ins, waiting
+from ..runs import ending, launch, probe, recent, registry, stand_ins, waiting
 from ..runs.ending import KillTargets
 from ..runs.launch import LaunchContext
 from ..runs.out_of_reach import OutOfReach
@@ -66,12 +67,8 @@ def restart(
         os.chdir(started.folder)
         try:
             return code_watch.watch(again, change.stop) if again.watch else up(again, before_start=change.stop)
-        except OrchError:
-            if change.is_between:
-                command = advice.command("restart", run.run_id, inventory=started.inventory)
-                console.note(
-                    f"run {run.run_id} has been stopped, and no other one was started; try again with: {command}"
-                )
+        except (OrchError, KeyboardInterrupt) as error:
+            change.describe(again.command_to_restart(run.run_id, started.inventory), error)
             raise
 
 
@@ -93,8 +90,7 @@ class _Change:
         """`waits`: for hosts that others use. `starting`: a line for people. `chosen`: the hosts, by --hosts."""
         self._run, self._inventory, self._fleet, self._connections = run, inventory, fleet, connections
         self._console, self._waits, self._starting, self._chosen = console, waits, starting, chosen
-        self.is_between = False
-        """The old run has been stopped, and the new one has not started."""
+        self._state: Literal["before", "stopping", "between", "after"] = "after" if not run.unfinished else "before"
 
     def stop(self, plan: Plan, snapshot: Snapshot | None, context: LaunchContext) -> Callable[[], None] | None:
         """Called when the new run is planned, so that a mistake in its command does not end the old one.
@@ -102,7 +98,7 @@ class _Change:
         Keeps a place for it before all queued runs if there is an old one.
         """
         run, console = self._run, self._console
-        of_run = [host for host in self._inventory.machines if host.name in run.parts]
+        of_run = [host for host in self._inventory.machines if host.name in run.parts and host.name not in run.left]
         left_out = {host for host in run.parts if host not in run.left} - {node.host.name for node in plan.nodes}
         if left_out and self._chosen is None:
             console.warning(
@@ -116,9 +112,10 @@ class _Change:
             console.step(self._starting)
             return None
         place = self._take_place(plan, snapshot, context)
-        self.is_between = True
+        self._state = "stopping"
         _stop(run, of_run, self._inventory, self._fleet, console)
-        place.take(run.run_id)  # a sign of life, and whether somebody has ended it meanwhile
+        self._state = "between"
+        place.keep()
         console.step(self._starting)
         return self._begin
 
@@ -129,9 +126,7 @@ class _Change:
         try:
             lost = _check_start(plan, snapshot, self._fleet, context, waits=self._waits)
             place = Place(plan, Results({}, {}), self._fleet, context.by)
-            busy = place.take(run.run_id)
-            if not self._waits and plan.inventory.any_of is None:
-                queue_place.check_free(busy)
+            place.take(run.run_id, waits=self._waits)
         except OrchError:
             waits = f"; it is waiting for {waits_for}" if waits_for else ""
             self._console.note(f"run {run.run_id} was not stopped: the new run could not start{waits}")
@@ -143,8 +138,19 @@ class _Change:
             )
         return place
 
+    def describe(self, command: str, error: BaseException) -> None:
+        """Say after an error what has become of the old run. `command`: what tries again."""
+        run_id, is_interrupt = self._run.run_id, isinstance(error, KeyboardInterrupt)
+        match self._state:
+            case "before" if is_interrupt:
+                self._console.note(f"run {run_id} was not stopped")
+            case "stopping":
+                self._console.note(f"run {run_id} was asked to stop, and no other one was started; to do so: {command}")
+            case "between":
+                self._console.note(f"run {run_id} has been stopped, and no other one was started; to do so: {command}")
+
     def _begin(self) -> None:
-        self.is_between = False
+        self._state = "after"
         self._connections.close()
 
 
@@ -214,6 +220,8 @@ def _stop(run: registry.Run, hosts: Sequence[Host], inventory: Inventory, fleet:
     console.step(f"stopping run {run.run_id}, with a snapshot if its script saves one")
     question = {"run_id": run.run_id, "by": f"{whoami()}{registry.RESTART}"}
     results = fleet.each(hosts, lambda _, session: session.request(FINISH, question), "asking it to stop")
+    # each further question to a host that is silent would take as long as this one
+    hosts = [host for host in hosts if not isinstance(results.failed.get(host.name), UnreachableError)] or hosts
     if not results.done or run.state == "waiting":  # nothing runs that could save a snapshot
         for line in fold_failures(results.failed):
             console.warning(line)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
 from ..answers.queued import Turn
 from ..errors import HeldError
 from ..hosts.fleet import Fleet, Results
+from ..inventory import advice
 from ..plan.plan import Plan
 from . import queueing
 from .probe import Probed
@@ -19,28 +21,39 @@ class Place:
 
     def __init__(self, plan: Plan, probed: Results[Probed], fleet: Fleet, by: str) -> None:
         """`probed`: what hosts have answered. `by`: who restarts the run."""
+        self._plan = plan
         self._hosts = [node.host for node in plan.nodes]
         find_gpus = partial(queueing.find_gpus, plan, probed)
         self._queue = Queue(Asking.of(plan, by), fleet, find_gpus, join=True, first=True)
 
-    def take(self, old_run: str) -> Results[Turn]:
-        """Returns the hosts that others than the old run use, and by whom; those without GPUs can be shared."""
+    def take(self, old_run: str, *, waits: bool) -> None:
+        """Raises HeldError if another run than the old one has the name, or, unless `waits`, the GPUs of a host.
+
+        Raises Interrupted if somebody has called `queueing.cancel`. Hosts without GPUs can be shared.
+        """
+        turns = self._ask()
+        others = {host: [run for run in turn.running if run.run_id != old_run] for host, turn in turns.done.items()}
+        if named := {run.run_id for runs in others.values() for run in runs if run.name == self._plan.name}:
+            kills = "; ".join(advice.command("kill", run, inventory=self._plan.inventory.path) for run in sorted(named))
+            raise HeldError(f"another run has the name: {self._describe(turns, named)}\n  to end it: {kills}")
+        if not waits and self._plan.inventory.any_of is None:
+            on_gpus = {run.run_id for host, runs in others.items() if self._queue.uses_gpus(host) for run in runs}
+            if on_gpus:
+                raise HeldError(f"too few hosts are free: {self._describe(turns, on_gpus)}")
+
+    def keep(self) -> None:
+        """A sign of life. Raises Interrupted as `take`."""
+        self._ask()
+
+    def _ask(self) -> Results[Turn]:
         turns = self._queue.ask(self._hosts)
         queueing.check_not_cancelled(turns)
-        others = {
-            host: tuple(run for run in turn.running if run.run_id != old_run) for host, turn in turns.done.items()
+        self._hosts = [host for host in self._hosts if host.name in turns.done]  # others cost seconds each time
+        return turns
+
+    def _describe(self, turns: Results[Turn], runs: Collection[str]) -> str:
+        done = {
+            host: replace(turn, running=tuple(run for run in turn.running if run.run_id in runs), ahead=())
+            for host, turn in turns.done.items()
         }
-        return Results(
-            {
-                host: replace(turns.done[host], running=runs, ahead=())
-                for host, runs in others.items()
-                if runs and self._queue.uses_gpus(host)
-            },
-            {},
-        )
-
-
-def check_free(busy: Results[Turn]) -> None:
-    """Raises HeldError if others use any of the hosts. `busy`: see `Place.take`."""
-    if busy.done:
-        raise HeldError(f"too few hosts are free: {queueing.describe(busy, 'in use by')}")
+        return queueing.describe(Results(done, {}), "in use by")

@@ -204,6 +204,31 @@ def test_a_run_is_not_stopped_for_one_that_cannot_start_or_the_way_back_is_named
     assert f"ddp-orch restart {first}" in failed and runs(lab2, inventory)[first]["state"] == "stopped"
 
 
+@pytest.mark.timeout(240)
+def test_a_run_is_not_stopped_while_a_host_that_was_cut_off_still_has_an_older_one(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"grace": 1, "max_restarts": 1}, ssh={"connect_timeout": 3})
+    restart = ("restart", "job", "-d", "-i", inventory)
+    older = start(lab2, inventory, "--name", "job", "--", script(lab2, BEGINS_LATE))
+    lab2.hosts[1].cut()
+    newer = ok(orch(lab2, *restart, "--hosts", "node-0")).stdout.split()[0]
+    lab2.hosts[1].heal()
+    refused = ok(orch(lab2, *restart, "--hosts", "node-[0-1]"), 5).stderr
+    assert f"ddp-orch kill {older}" in refused and runs(lab2, inventory)[newer]["state"] == "running"
+    with lab2.popen(
+        ["ddp-orch", *map(str, restart), "--hosts", "node-0"], cwd=code(lab2), stderr=subprocess.PIPE
+    ) as interrupted:
+        assert interrupted.stderr is not None
+        said = ""
+        while "stopping run" not in said:
+            said += interrupted.stderr.readline()
+        interrupted.send_signal(signal.SIGINT)
+        said += interrupted.stderr.read()
+    assert f"ddp-orch restart {newer} " in said, said
+    ok(orch(lab2, "kill", older, "-i", inventory))
+    ok(orch(lab2, *restart, "--hosts", "node-[0-1]"))
+    ok(orch(lab2, "kill", "--all", "-i", inventory))
+
+
 SAVES_OUTPUTS_ON_RANK_0 = """
 import os, time
 path = os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "ckpt.pt")
