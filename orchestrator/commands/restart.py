@@ -26,6 +26,7 @@ from ..runs import ending, launch, probe, recent, registry, stand_ins, waiting
 from ..runs.ending import KillTargets
 from ..runs.launch import LaunchContext
 from ..runs.out_of_reach import OutOfReach
+from ..runs.probe import Probed
 from ..runs.queue_place import Place
 from ..ssh.config import by_hand
 from . import code_watch
@@ -124,8 +125,8 @@ class _Change:
         run = self._run
         waits_for = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else ""
         try:
-            lost = _check_start(plan, snapshot, self._fleet, context, waits=self._waits)
-            place = Place(plan, Results({}, {}), self._fleet, context.by)
+            probed, lost = _check_start(plan, snapshot, self._fleet, context, waits=self._waits)
+            place = Place(plan, probed, self._fleet, context.by)
             place.take(run.run_id, waits=self._waits)
         except OrchError:
             waits = f"; it is waiting for {waits_for}" if waits_for else ""
@@ -156,10 +157,10 @@ class _Change:
 
 def _check_start(
     plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext, *, waits: bool
-) -> OutOfReach | None:
+) -> tuple[Results[Probed], OutOfReach | None]:
     """Raises an error if the new run lacks hosts, or could not start on them. `waits`: it would wait for the hosts.
 
-    Returns what it would not find, after a warning. Others may take the hosts until the old run has ended.
+    Returns the answers of the hosts, and what the run would not find, after a warning.
     """
     script = probe.script_of(snapshot)
     nodes = {node.host.name: node for node in plan.nodes}
@@ -185,7 +186,7 @@ def _check_start(
         hosts, inventory = [node.host for node in plan.nodes], plan.inventory.path
         lines = (complete_commands(by_hand(render_line(finding), hosts), inventory) for finding in findings)
         raise FindingsError("\n  ".join(["the new run would fail", *lines]))
-    return launch.warn_of_lost_files(plan, asked, context)
+    return asked, launch.warn_of_lost_files(plan, asked, context)
 
 
 def _is_another_file(given: str, known: str) -> bool:
