@@ -164,6 +164,8 @@ def refusal(
         says_restart = True
     elif run.state == "waiting":
         why += f"it waits for hosts that it lost. Bring them back with `{revive}`."
+    elif left_out := waiting.describe_left_out(run):
+        why += f"{left_out}."
     else:
         why += "it has no spare and not enough other hosts."
         why += "" if is_fixed else " Add a host first with `ddp-orch add`."

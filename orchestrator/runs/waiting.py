@@ -118,6 +118,14 @@ def describe_unfit(run: Run, about: AboutRun) -> str:
     )
 
 
+def describe_left_out(run: Run) -> str:
+    """The problems for which the newest attempt left hosts out; "" if there are none."""
+    left_out = {host: codes for host, codes in run.unfit.items() if run.parts[host].node_rank is None}
+    if not left_out:
+        return ""
+    return f"{fold(left_out)} is not used because of {_codes(left_out)}, which only the next attempt checks again"
+
+
 def _awaited_unfit(run: Run) -> Mapping[str, Sequence[str]]:
     """The problems of the hosts that the run waits for, if each of them has some."""
     hosts = run.waits.hosts if run.waits else ()

@@ -63,6 +63,17 @@ def test_what_helps_while_the_run_waits_for_hosts_with_a_problem() -> None:
     assert "revive" not in said and said.count("restart") == 1
 
 
+def test_the_problem_of_the_host_that_could_take_the_place_is_named() -> None:
+    known = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 2, "ranks": 2}
+    parts = {name: part_of(**known, node=node, host=name, node_rank=node) for node, name in enumerate("ab")}
+    parts["a"] = part_of(**known, node=0, host="a", node_rank=0, unfit={"c": ["disk-full"]})
+    parts["c"] = part_of(**known, node=2, host="c", node_rank=None)
+    said = drain.refusal(
+        Run("20260101-120000-0001", "exp", "running", 1, "", parts), "b", [], AboutRun("exp", "i"), elects=True
+    )
+    assert "disk-full" in said and "ddp-orch add" not in said
+
+
 def test_a_restart_without_lost_hosts_names_those_that_are_left() -> None:
     known = {"hosts": ["a", "b", "c"], "nprocs": [1, 1, 1], "team": 3, "ranks": 3}
     run = Run("20260101-120000-0001", "exp", "running", 1, "", {"c": part_of(**known, node=2, host="c")})

@@ -265,6 +265,19 @@ def test_a_run_that_waits_in_vain_for_a_healthy_host_after_a_drain_failed() -> N
     assert state.verdict and (state.verdict["state"], state.verdict["first_failure"]["host"]) == ("failed", "host-2")
 
 
+def test_no_host_is_drained_for_which_only_an_unfit_one_is_left() -> None:
+    state = begun(SPARED, max_restarts=2, has_gate=True)
+    failure = {"host": "host-1", "node": 1, "rank": 1, "what": "rank 1 failed"}
+    state = exited(gang.step(state, gang_events.Failed(1, 1, failure, 1500.0))[0], 1501.0, 0, 1, 2)
+    for number in range(4):
+        problems = [{"code": "disk-full", "text": "/ is full"}] if number == 1 else []
+        state, _ = gang.step(state, gang_events.Checked(number, 2, problems, 1502.0))
+    state, _ = gang.step(state, gang_events.PortFound(29501, 1503.0))
+    state = started(state, 1504.0)
+    assert state.team == (0, 3, 2)
+    assert drain(state, 2) == state
+
+
 def test_a_stop_request_during_a_drain_ends_the_run() -> None:
     state, _ = gang.step(drain(begun(SPARED), 1), gang_events.StopRequested("bob", 5.0, 2001.0))
     state = exited(state, 2002.0, 0, 1, 2)

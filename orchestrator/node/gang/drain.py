@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List
 from . import gate, newcomers
 from .gang_events import Drain
 from .gang_failures import earlier_failures, failure_of
-from .gang_state import GONE, NodePhase, Phase, State, change_node, is_unfit, problems
+from .gang_state import GONE, NodePhase, Phase, State, change_node, change_nodes, is_unfit, problems
 from .team import next_team, successors, why_not_again
 
 
@@ -44,6 +44,7 @@ def can_leave(state: State, number: int) -> bool:
         return False
     if state.elects and not newcomers.keep_majority(state, number):
         return False
+    state = _without_unfit(state)
     if number == state.head:
         return _can_hand_over(state)
     if state.nodes[number].node_rank is None and (state.phase is Phase.RUNNING or not _can_continue(state)):
@@ -51,6 +52,13 @@ def can_leave(state: State, number: int) -> bool:
     if state.nodes[number].node_rank is not None and state.hands_over:
         return False
     return _can_continue(change_node(state, number, leaves={}))
+
+
+def _without_unfit(state: State) -> State:
+    """Hosts that the newest attempt left out for a problem may still have it."""
+    unfit = gate.unfit(state)
+    numbers = [number for number, node in enumerate(state.nodes) if node.node_rank is None and node.host in unfit]
+    return change_nodes(state, numbers, leaves={})
 
 
 def _can_hand_over(state: State) -> bool:
