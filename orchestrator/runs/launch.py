@@ -136,7 +136,7 @@ def check(
 
 def warn_of_lost_files(plan: Plan, probed: Results[Probed], context: LaunchContext) -> OutOfReach | None:
     """Warn if rank 0 of an earlier run saved on a host that this plan does not have."""
-    lost = out_of_reach.find([node.host.name for node in plan.nodes], probed.done)
+    lost = out_of_reach.find([node.host.name for node in plan.nodes], probed.done, plan.inventory.run.resume)
     if lost:
         context.warn(f"{lost}. {lost.advice}")
     return lost
@@ -177,7 +177,7 @@ def drop_unreachable(plan: Plan, probed: Results[Any], context: LaunchContext) -
     if smaller is None or not all(isinstance(error, UnreachableError) for error in probed.failed.values()):
         headline = f"{_count_unable(probed, plan)}{_blame_head(plan, probed)}"
         hint = advise_start_without(plan, probed, context)
-        if hint and (lost := out_of_reach.find(probed.done, probed.done)):
+        if hint and (lost := out_of_reach.find(probed.done, probed.done, plan.inventory.run.resume)):
             hint += f"\n  Then {lost}. {lost.advice}"
         raise _launch_error(probed, headline, plan, hint)
     for line in fold_failures(probed.failed):

@@ -18,22 +18,35 @@ class OutOfReach:
     run_id: str
     newest: Mapping[str, float]
     """By host of the new run with files in its output folder: when the newest one was written, Unix time."""
+    resume: str = "none"
+    """run.resume of the new run."""
 
     def __str__(self) -> str:
         """One line."""
         what = f"{self.host}, where rank 0 ran last (run {self.run_id}), does not take part"
         if not self.newest:
             return f"{what}, and no other host has files: the ranks begin without a snapshot"
-        when = whole_seconds(rfc3339(max(self.newest.values())))
-        return f"{what}: the ranks find only the files of {fold(self.newest)}, the newest of {when}"
+        when = {host: whole_seconds(rfc3339(at)) for host, at in self.newest.items()}
+        if len({*when.values()}) == 1:
+            return f"{what}: the ranks find only the files of {fold(when)}, the newest of {next(iter(when.values()))}"
+        times = ", ".join(f"{host} of {at}" for host, at in when.items())
+        return f"{what}: the ranks find only files of others, the newest of each: {times}"
 
     @property
     def advice(self) -> str:
-        return f"To continue from what rank 0 saved on {self.host}, wait for {self.host} and start the run with it"
+        """One line. It may be that the host answers, and was only not chosen."""
+        advice = f"To continue from what rank 0 saved on {self.host}, start the run with {self.host}"
+        if self.resume == "head" and len({*map(int, self.newest.values())}) > 1:
+            # the head's may be the older ones, and the others are made equal to them
+            advice += ". For the newest of the others, if every rank saves all, add --set run.resume=newest"
+        return advice
 
 
-def find(hosts: Collection[str], probed: Mapping[str, Probed]) -> OutOfReach | None:
-    """`hosts`: all that take part, with the witness. None: nothing is out of reach, as far as they know."""
+def find(hosts: Collection[str], probed: Mapping[str, Probed], resume: str = "none") -> OutOfReach | None:
+    """`hosts`: all that take part, with the witness. None: nothing is out of reach, as far as they know.
+
+    `resume`: run.resume.
+    """
     answers = {host: probed[host].facts.led_last for host in hosts if host in probed}
     known = {host: led for host, led in answers.items() if led is not None}
     run_id = max((led.run_id for led in known.values()), default="")  # ids begin with the time
@@ -41,4 +54,4 @@ def find(hosts: Collection[str], probed: Mapping[str, Probed]) -> OutOfReach | N
     if not newest or any(led.here or led.host in hosts for led in newest):
         return None
     files = {host: led.newest for host, led in known.items() if led.newest is not None}
-    return OutOfReach(newest[0].host, run_id, files)
+    return OutOfReach(newest[0].host, run_id, files, resume)

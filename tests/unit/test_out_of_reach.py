@@ -100,6 +100,11 @@ def test_a_run_without_the_host_of_rank_0_is_warned() -> None:
     assert lost and lost.host == "a" and OLD in str(lost) and "without a snapshot" in str(lost)
     lost = out_of_reach.find(["b", "c"], {"b": probed(OLD, "a", newest=60.0), "c": probed(OLD, "a")})
     assert lost and "files of b" in str(lost) and "1970-01-01T00:01:00Z" in str(lost)
+    both = {"b": probed(OLD, "a", newest=60.0), "c": probed(OLD, "a", newest=90.0)}
+    for resume, offers in (("head", True), ("newest", False)):
+        lost = out_of_reach.find(["b", "c"], both, resume)
+        assert lost and "b of 1970-01-01T00:01:00Z" in str(lost) and "c of 1970-01-01T00:01:30Z" in str(lost)
+        assert ("run.resume=newest" in lost.advice) == offers
 
 
 @pytest.mark.parametrize(
