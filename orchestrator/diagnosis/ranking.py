@@ -40,7 +40,8 @@ def _rank_group(
         first = next((each for each in same if each.rank is not None and each.rank == first_rank), first)
         hosts = {suspect.host for suspect in group if suspect.code == first.code and suspect.host}
         ranked.append(replace(first, also=tuple(sorted(hosts))))
-        group = [each for each in group if each.code != first.code and each.line.number != first.line.number]
+        # another rank has printed the same line for the same reason
+        group = [each for each in group if each.code != first.code and each.line.text != first.line.text]
     return ranked
 
 

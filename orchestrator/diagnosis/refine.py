@@ -32,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     own_calls.find_unset_variable,
     own_calls.find_own_port,
     own_calls.find_missing_command,
+    own_calls.explain_required_local_rank,
     hidden_modules.explain_import,
     unreadable_files.find_unreadable_file,
     devices.check_device_ordinals,

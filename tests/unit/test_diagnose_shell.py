@@ -327,3 +327,10 @@ def test_of_hosts_that_fail_alike_the_one_that_the_record_names_is_blamed(tmp_pa
         for first in (0, 1):
             found = judge(lines, failure(first, 1), failure(1 - first, 1, at=100.1)).findings[0]
             assert (found.rank, found.hosts[0]) == (first, HOSTS[first]), script
+
+
+def test_an_argument_of_old_launchers_that_all_ranks_lack_is_one_cause_with_a_fix_that_helps() -> None:
+    text = "train.py: error: the following arguments are required: --local_rank"
+    lines = [Line(99.9, host, rank, "stderr", 1, text) for rank, host in enumerate(HOSTS)]
+    found = judge(lines, failure(1, 2)).findings
+    assert [each.code for each in found] == ["local-rank-argument"] and "default=int" in found[0].fix

@@ -182,6 +182,11 @@ CASES: dict[Rule, tuple[Case, set[str], set[str]]] = {
         {"gloo-loopback-address 24 a None", "gloo-loopback-address 24 b None"},
         {"gloo-loopback-address 67 a None", "gloo-loopback-address 67 b None"},
     ),
+    own_calls.explain_required_local_rank: (
+        Case({"a": tag(0, "train.py: error: the following arguments are required: --local_rank\n")}),
+        set(),
+        set(),
+    ),
     connections.check_unserved: (
         Case({"a": tag(0, UNSERVED), "b": tag(1, UNSERVED)}),
         {"ipv6-unusable 78 a 0", "ipv6-unusable 78 b 1"},

@@ -22,6 +22,11 @@ EACH_ITS_OWN = (
     "All ranks of a host open the same port: add int(os.environ['LOCAL_RANK']) to its number, or open it only where "
     "LOCAL_RANK is 0."
 )
+NEEDS_LOCAL_RANK = "The script requires --local_rank, which only the old torch.distributed.launch passes."
+GIVE_LOCAL_RANK = (
+    'Give it a default: default=int(os.environ["LOCAL_RANK"]). Or start it with `-- python -m torch.distributed.launch '
+    "SCRIPT`, which ddp-orch takes as a request to pass it."
+)
 STOP_THE_OTHER = "Stop the process that uses it (ss -ltnp 'sport = :PORT'), or use another port in the script."
 
 
@@ -83,6 +88,16 @@ def find_own_port(suspects: Suspects, scene: Scene) -> Suspects:
         return replace(suspect, meaning=OWN_PORT, fix=EACH_ITS_OWN if len(ranks) > 1 else STOP_THE_OTHER)
 
     return map_code(suspects, "port-in-use", explain)
+
+
+def explain_required_local_rank(suspects: Suspects, scene: Scene) -> Suspects:
+    """A script of the time of torch.distributed.launch that needs `--local_rank`. It changes only words."""
+
+    def explain(suspect: Suspect) -> Suspect:
+        is_required = "are required" in suspect.line.text
+        return replace(suspect, meaning=NEEDS_LOCAL_RANK, fix=GIVE_LOCAL_RANK) if is_required else suspect
+
+    return map_code(suspects, "local-rank-argument", explain)
 
 
 def find_missing_command(suspects: Suspects, scene: Scene) -> Suspects:
