@@ -106,7 +106,8 @@ def gather_and_diagnose(
         logged = _lines_of_attempt(lines, evidence, attempt)
         ranks = claims.newest_ranks(parts, nodes)
         diagnosis = diagnose_unfinished(logged, ranks, _finished(evidence, ranks, attempt))
-        diagnosis = own_addresses.explain(diagnosis, run_id) if same_code else diagnosis
+        if same_code:
+            diagnosis = own_addresses.explain_silence(own_addresses.explain(diagnosis, run_id), run_id, logged)
     newest_ended = attempt if verdict is None and restarting else attempt - 1
     earlier = _find_earlier_causes(
         _earlier_attempts(lines, evidence, newest_ended, span),

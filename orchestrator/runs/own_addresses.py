@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..diagnosis.engine import Diagnosis
+from ..diagnosis.scene import STEPS
+from ..diagnosis.transcript import LogLine
+from ..output.finding import Finding
 from ..output.terminal import one_line
 from ..plan import python_files
 from . import recent
@@ -25,8 +29,30 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
     return replace(diagnosis, findings=(replace(first, fix=fix, confidence=confidence), *others))
 
 
-def _find_place(run_id: str, before: float | None) -> str | None:
-    """In words. `before`: Unix time; a file that was changed later may be another one now."""
+def explain_silence(diagnosis: Diagnosis, run_id: str, lines: Sequence[LogLine]) -> Diagnosis:
+    """The diagnosis of a run that runs: with that line, if nothing else is known and no rank has reported a step."""
+    hosts = {line.host for line in lines if line.rank is not None}
+    if diagnosis.findings or len(hosts) < 2 or any(STEPS.search(line.text) for line in lines if not line.agent):
+        return diagnosis
+    place = _find_place(run_id, None, only_local=True)
+    if place is None:
+        return diagnosis
+    found = Finding(
+        "warning",
+        "worker-never-arrived",
+        (),
+        f"The run is still running, and no rank has reported a step: {place}. Then the ranks wait for each other.",
+        "Remove that line: ddp-orch sets MASTER_ADDR and MASTER_PORT.",
+        confidence="medium",
+    )
+    return replace(diagnosis, findings=(found,), is_running=True)
+
+
+def _find_place(run_id: str, before: float | None, *, only_local: bool = False) -> str | None:
+    """In words. `before`: Unix time; a file that was changed later may be another one now.
+
+    `only_local`: if it names each host itself.
+    """
     started, command = recent.started(run_id), recent.command_of(run_id)
     if started is None or command is None or not started.code:
         return None
@@ -41,7 +67,8 @@ def _find_place(run_id: str, before: float | None) -> str | None:
             is_old = before is None or found.path.stat().st_mtime <= before
         except OSError:
             continue
-        if found.what == "address" and is_old:
+        is_meant = not only_local or python_files.LOOPBACK.fullmatch(found.value)
+        if found.what == "address" and is_old and is_meant:
             place = f"{os.path.relpath(found.path, folder)}:{found.line}"
             return one_line(f"{place}, which names {found.value} as the address of rank 0")
     return None
