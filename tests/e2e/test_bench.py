@@ -13,6 +13,7 @@ from lab.waiting import wait_until
 from .driver import assert_clean, guards, ok, orch
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_bench_measures_one_host_and_two(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct", "args": ["--epochs=1"]})

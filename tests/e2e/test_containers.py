@@ -101,7 +101,7 @@ def nothing_left(lab: Lab, engine: str = "podman") -> bool:
 
 @needs_podman
 @pytest.mark.lab
-@pytest.mark.parametrize("launcher", ["torchrun", "direct"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("direct", marks=pytest.mark.full)])
 def test_ranks_in_containers_train_together(lab: Lab, launcher: str) -> None:
     inventory = inventory_of(lab, launcher=launcher)
     found = json.loads(ok(orch(lab, "check", inventory, "--quick", "--json")).stdout)

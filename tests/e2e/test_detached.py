@@ -109,7 +109,9 @@ def test_logs_f_goes_on_by_itself_when_its_sessions_are_cut(lab2: Lab) -> None:
     assert any(re.match(r"node-\d: \D*\bagain$", line) for line in notices), notices
 
 
-@pytest.mark.parametrize("delay", [0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+@pytest.mark.parametrize(
+    "delay", [0.5, 1.5, 2.5, *(pytest.param(each, marks=pytest.mark.full) for each in (1.0, 2.0, 3.0))]
+)
 def test_a_controller_killed_during_the_launch_leaves_a_whole_run_or_nothing(lab2: Lab, delay: float) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     up = lab2.popen(

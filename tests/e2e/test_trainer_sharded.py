@@ -193,6 +193,7 @@ def test_the_parts_in_memory_count_where_they_are_newer(two: list[str], folder: 
     assert losses(output) == losses(two[1])[6:]
 
 
+@pytest.mark.full
 def test_a_snapshot_that_lacks_a_part_is_not_used(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes((folder / "text").read_bytes())
     trainings(2, tmp_path, (*FSDP, "--max-steps=4", "--save-every=2", "--out=out"))
