@@ -301,9 +301,10 @@ def _warn_of_own_launchers(hosts: Sequence[Host], snapshot: ship.Snapshot, *, mo
         known = {name for host in hosts for name in (host.name, host.address, host.cluster_address)}
         if found.what == "address" and len(hosts) > 1 and found.value not in known:
             names, remove = ("names", "Remove") if found.certain else ("may name", "If it does, remove")
+            what = "`init_method` from the call" if found.in_call else "the line"
             where = ", which is on one host only" if python_files.LOOPBACK.fullmatch(found.value) else ""
             yield (
-                f"{place} {names} {found.value} as the address of rank 0{where}. {remove} the line: ddp-orch sets "
+                f"{place} {names} {found.value} as the address of rank 0{where}. {remove} {what}: ddp-orch sets "
                 "MASTER_ADDR and MASTER_PORT"
             )
         if found.what == "spawn" and any(host.nproc_per_node != 1 for host in hosts):

@@ -73,6 +73,8 @@ class OwnLauncher:
     """It names the address of rank 0; it starts processes."""
     value: str
     """That address; the function that starts them."""
+    in_call: bool = False
+    """The address is `init_method` of a call that the script needs."""
     certain: bool = True
     """Whether every start of the script comes to it, as far as the code shows."""
 
@@ -216,7 +218,7 @@ def _own_address(node: ast.AST, path: Path) -> OwnLauncher | None:
             return OwnLauncher(path, node.lineno, "address", address)
         case ast.keyword(arg="init_method", value=ast.Constant(value=str(url))) if url.startswith("tcp://"):
             address = url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-            return OwnLauncher(path, node.value.lineno, "address", address)
+            return OwnLauncher(path, node.value.lineno, "address", address, in_call=True)
     return None
 
 

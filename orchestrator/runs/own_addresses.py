@@ -24,7 +24,7 @@ def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
     place = _find_place(run_id, first.at) if first is not None and first.code in CODES else None
     if first is None or place is None:
         return diagnosis
-    fix = f"Remove {place}: ddp-orch sets MASTER_ADDR and MASTER_PORT."
+    fix = f"Remove {place[0]}: {place[1]}, and ddp-orch sets MASTER_ADDR and MASTER_PORT."
     confidence = "medium" if first.confidence == "low" else first.confidence
     return replace(diagnosis, findings=(replace(first, fix=fix, confidence=confidence), *others))
 
@@ -41,17 +41,17 @@ def explain_silence(diagnosis: Diagnosis, run_id: str, lines: Sequence[LogLine])
         "warning",
         "worker-never-arrived",
         (),
-        f"The run is still running, and no rank has reported a step: {place}. Then the ranks wait for each other.",
-        "Remove that line: ddp-orch sets MASTER_ADDR and MASTER_PORT.",
+        f"The run is still running, and no rank has reported a step: {place[1]}. Then the ranks wait for each other.",
+        f"Remove {place[0]}: ddp-orch sets MASTER_ADDR and MASTER_PORT.",
         confidence="medium",
     )
     return replace(diagnosis, findings=(found,), is_running=True)
 
 
-def _find_place(run_id: str, before: float | None, *, only_local: bool = False) -> str | None:
-    """In words. `before`: Unix time; a file that was changed later may be another one now.
+def _find_place(run_id: str, before: float | None, *, only_local: bool = False) -> tuple[str, str] | None:
+    """What is to be removed, and why, in words.
 
-    `only_local`: if it names each host itself.
+    `before`: Unix time; a file that was changed later may be another one now. `only_local`: if it names each host itself.
     """
     started, command = recent.started(run_id), recent.command_of(run_id)
     if started is None or command is None or not started.code:
@@ -70,5 +70,6 @@ def _find_place(run_id: str, before: float | None, *, only_local: bool = False) 
         is_meant = not only_local or python_files.LOOPBACK.fullmatch(found.value)
         if found.what == "address" and is_old and is_meant:
             place = f"{os.path.relpath(found.path, folder)}:{found.line}"
-            return one_line(f"{place}, which names {found.value} as the address of rank 0")
+            what = f"`init_method` from the call in {place}" if found.in_call else place
+            return one_line(what), one_line(f"{place} names {found.value} as the address of rank 0")
     return None

@@ -83,14 +83,18 @@ def test_a_run_that_is_not_meant_is_not_touched(lab8: Lab) -> None:
     waiting = script(lab8, "import time; time.sleep(600)\n", "wait.py")
     for name in ("mine", "other"):
         ok(orch(lab8, "up", inventory, "-d", "--skip-check", "--name", name, "--", waiting))
-    for name, (code, *argv) in RUNS.items():
-        here = ["-i", str(inventory)] if argv[0] != "up" else []
-        result = orch(lab8, *[str(inventory) if word == "INVENTORY" else word for word in argv], *here)
-        assert (result.returncode, result.stdout) == (code, ""), result.stderr
-        same_as(f"hosts/{name}", told(tuple(argv), code, plain(lab8, result.stderr)))
-    listed = json.loads(ok(orch(lab8, "ps", "-i", inventory, "--json")).stdout)
-    assert {one["name"]: one["state"] for one in listed} == {"mine": "running", "other": "running"}
-    ok(orch(lab8, "kill", "--all", "-i", inventory, "--grace", "0"))
+    try:
+        for name, (code, *argv) in RUNS.items():
+            here = ["-i", str(inventory)] if argv[0] != "up" else []
+            result = orch(lab8, *[str(inventory) if word == "INVENTORY" else word for word in argv], *here)
+            assert (result.returncode, result.stdout) == (code, ""), result.stderr
+            same_as(f"hosts/{name}", told(tuple(argv), code, plain(lab8, result.stderr)))
+        listed = json.loads(ok(orch(lab8, "ps", "-i", inventory, "--json")).stdout)
+        assert {one["name"]: one["state"] for one in listed} == {"mine": "running", "other": "running"}
+    finally:
+        ok(orch(lab8, "kill", "--all", "-i", inventory, "--grace", "0"))
+        for name in ("mine", "other"):  # for another try
+            ok(orch(lab8, "prune", "-i", inventory, "--run", name, "--force"))
     assert_nothing_left(lab8)
 
 

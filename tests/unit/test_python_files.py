@@ -270,3 +270,9 @@ def test_a_script_that_needs_variables_of_another_launcher_is_started_with_a_war
     assert snapshot is not None
     named = re.findall(r"--set run\.launcher=(\w+)", " ".join(snapshot.warnings))
     assert named == ([] if launcher is None else [launcher])
+
+
+def test_of_a_call_that_the_script_needs_only_the_address_is_to_go(tmp_path: Path) -> None:
+    text = "dist.init_process_group(init_method='tcp://10.0.0.7:1')\nos.environ['MASTER_ADDR'] = '10.0.0.7'"
+    places = python_files.find_own_launchers(write(tmp_path, {"x.py": text}), tmp_path)
+    assert {one.line: one.in_call for one in places} == {1: True, 2: False}
