@@ -51,7 +51,8 @@ def explain_silence(diagnosis: Diagnosis, run_id: str, lines: Sequence[LogLine])
 def _find_place(run_id: str, before: float | None, *, only_local: bool = False) -> tuple[str, str] | None:
     """What is to be removed, and why, in words.
 
-    `before`: Unix time; a file that was changed later may be another one now. `only_local`: if it names each host itself.
+    `before`: Unix time; a file that was changed later may be another one now. `only_local`: only if each host is itself
+    the machine that the line names.
     """
     started, command = recent.started(run_id), recent.command_of(run_id)
     if started is None or command is None or not started.code:
