@@ -22,8 +22,8 @@ UNSERVED = re.compile(
     r"|failed to connect/validate to host (?P<host2>\S+):(?P<port2>\d+)"
 )
 UNSERVED_ADDRESS = (
-    "Rank 0 itself cannot connect to {address}, where the ranks shall meet: its own host serves that address. It is "
-    "that of another machine, or of none."
+    "Rank 0 itself cannot connect to {address}, where the ranks are to meet. Its own host must have that "
+    "address, which is that of another machine, or of none."
 )
 LOCAL = re.compile(r"localhost|127\.[\d.]+|::1")
 TIMED_OUT = re.compile(
