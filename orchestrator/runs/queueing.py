@@ -163,11 +163,9 @@ def launch_in_turn(
     reported: object = None
     while True:
         turns = kept_hosts.keep(queue.ask(hosts, needed), plan.inventory, fleet)
-        try:
-            check_not_cancelled(turns)
-        except Interrupted:
+        if _cancelled_by(turns) is not None:
             queue.leave(hosts, turns)
-            raise
+        check_not_cancelled(turns)
         asked = hosts, needed
         choice.look(turns)
         hosts, needed = choice.hosts, choice.find_needed(turns)
