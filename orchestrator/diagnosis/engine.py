@@ -38,6 +38,15 @@ TRACED = "The last line that begins with `+` is that command."
 
 
 @dataclass(frozen=True)
+class DamagedFile:
+    """A file that the ranks could not read."""
+
+    host: str
+    path: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     findings: tuple[Finding, ...]
     """The first cause, then other candidates. Empty: no failure was found."""
@@ -46,6 +55,8 @@ class Diagnosis:
     """(attempt, why it failed) for attempts after which the run was restarted."""
     is_running: bool = False
     """The run still runs: the first cause is only likely."""
+    damaged: tuple[DamagedFile, ...] = ()
+    """What has to be out of the way before the run can start again."""
 
     def as_dict(self) -> dict[str, object]:
         earlier = [

@@ -52,6 +52,7 @@ code_places  keeps files apart that different runs have written beside their cod
 local_code   finds the line of a traceback in the files here
 missing_modules  says how to install a module that the ranks could not import
 unsent_modules  explains why a module from here is not on the hosts
+damaged_snapshots  names the files that ranks could not load
 port_users   names other runs that may use the port of a run
 shell_scripts  finds out whether a run starts a shell script
 missing_ranks  explains why a script lacks the variables of a rank

@@ -28,6 +28,7 @@ from ..plan.plan import Plan, processes
 from . import conclusion, desktop, ending, holding, local_code
 from .bad_loss import BadLoss
 from .follow import LogFilter, View
+from .resume_command import Obstacle
 from .revive import Reviver
 from .silence import Silence
 
@@ -157,17 +158,17 @@ def _diagnose(
     mask: Mask,
     console: Console,
     find_source: Callable[[str], SourceCode | None],
-) -> bool:
-    """Print the diagnosis. Returns whether some hosts lack the snapshot that others resumed from."""
+) -> Obstacle:
+    """Print the diagnosis. Returns what keeps the run from starting again."""
     from ..diagnosis import missing, rendering
-    from . import diagnose  # imported late: only a failed run needs them
+    from . import damaged_snapshots, diagnose  # imported late: only a failed run needs them
 
     parts = {host: outcome.run for host, outcome in view.outcomes.items() if outcome.run}
     try:
         diagnosis = diagnose.gather_and_diagnose(run_id, parts, nodes, {host.name: host for host in hosts}, fleet, mask)
     except OrchError as error:
         console.warning(f"no diagnosis: {error}")
-        return False
+        return Obstacle()
     columns = min(rendering.WIDTH, shutil.get_terminal_size((rendering.WIDTH, 24)).columns)
     read_more = rendering.where_to_read_more(diagnosis, about)
     colour = wants_colour(sys.stderr, os.environ)
@@ -175,7 +176,8 @@ def _diagnose(
     for line in rendering.render_text(diagnosis, columns, read_more, colour=colour, find_source=find_source):
         sys.stderr.write(line + "\n")
     sys.stderr.flush()
-    return missing.advises_resume(diagnosis.findings)
+    removal = damaged_snapshots.commands(diagnosis.damaged, about)
+    return Obstacle(missing.advises_resume(diagnosis.findings), removal)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from ..output.console import Console, fold
 from ..output.terminal import one_line
 from . import registry, rejoining, resume_command, shell_scripts
 from .follow import View
-from .resume_command import Resume
+from .resume_command import Obstacle, Resume
 
 MAX_COMMAND = 60  # columns before the purpose of a command
 MAX_COLUMNS = 1000  # where the output is no terminal
@@ -40,14 +40,14 @@ def conclude(
     show_outputs: bool = True,
     is_replaced: bool = False,
     doubt: str = "",
-    explain: Callable[[], bool] = lambda: False,
+    explain: Callable[[], Obstacle] = Obstacle,
     without_record: Collection[str] = (),
 ) -> int:
     """Print how the run ended and what to do next, and return the exit code for that.
 
     `nodes`: the node number of each host; `resume` and `show_outputs`: see `attach.attend`; `is_replaced`: there is a
-    newer run of this name; `doubt`: a warning after a success; `explain`: prints why it failed, and returns whether
-    some hosts lack the snapshot of others. `without_record`: see `claims.verdict_of`.
+    newer run of this name; `doubt`: a warning after a success; `explain`: prints why it failed, and returns what keeps
+    it from starting again. `without_record`: see `claims.verdict_of`.
     """
     for line in fold_failures(view.failed):
         console.warning(line)
@@ -70,15 +70,18 @@ def conclude(
         copies = any(part.resume != "none" for part in parts.values())
         console.warning(_describe_stray_outputs(stray, uncopied, is_shell=is_shell, copies=copies))
     chosen = resume_command.choose(resume, parts, set(nodes) - set(parts) - set(without_record))
-    is_missed = verdict.state in ("failed", "lost") and explain()
-    if uncopied:
+    obstacle = explain() if verdict.state in ("failed", "lost") else Obstacle()
+    if obstacle.removal:
+        chosen = Resume(resume)
+    elif uncopied:
         chosen = Resume(chosen.command, f"{uncopied}: if all ranks load it, fetch it, and put it into your code")
-    elif is_missed:
+    elif obstacle.is_missing:
         chosen = Resume(resume_command.with_snapshot_of_head(resume))
     if show_outputs:
         can_resume = any(part.outputs for part in parts.values()) or (can_carry_over and bool(stray))
         offered = Resume("") if is_replaced or _starts_again(verdict) or not can_resume else chosen
-        _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=offered)
+        removal = obstacle.removal if offered.command else {}
+        _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=offered, removal=removal)
     elif verdict.state in ("failed", "lost"):
         console.note(f"why: {about.command('diagnose')}")
     return OUTCOMES[verdict.state]
@@ -162,7 +165,14 @@ def _conclude_without_verdict(
 
 
 def _advise(
-    about: AboutRun, verdict: Verdict, parts: Collection[Part], console: Console, *, has_stray: bool, resume: Resume
+    about: AboutRun,
+    verdict: Verdict,
+    parts: Collection[Part],
+    console: Console,
+    *,
+    has_stray: bool,
+    resume: Resume,
+    removal: Mapping[str, str],
 ) -> None:
     """The next commands, each on a line of its own so that it can be copied."""
     has_outputs = any(part.outputs for part in parts)
@@ -170,8 +180,9 @@ def _advise(
     if has_outputs or has_stray:
         shared = next((path for part in parts if (path := part.shared_output)), None)
         commands[about.command("fetch")] = f"download the outputs{f', in {shared} on its hosts' if shared else ''}"
+    commands |= removal
     if resume.command and verdict.state != "succeeded":
-        purpose = "resume, after a fix" if verdict.state == "failed" else "resume"
+        purpose = "resume" if removal or verdict.state != "failed" else "resume, after a fix"
         commands[resume.command] = f"{purpose}; {resume.note}" if resume.note else purpose
     console.note("\n".join(["next:", *with_purposes(commands, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)]))
 

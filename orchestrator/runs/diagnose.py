@@ -28,7 +28,17 @@ from ..output.lines import Line
 from ..output.mask import Mask
 from ..output.pipeline import Sink
 from ..output.span import ALL, Span
-from . import kept_back, missing_modules, missing_ranks, own_addresses, port_users, rejoining, shell_scripts, timeline
+from . import (
+    damaged_snapshots,
+    kept_back,
+    missing_modules,
+    missing_ranks,
+    own_addresses,
+    port_users,
+    rejoining,
+    shell_scripts,
+    timeline,
+)
 from .follow import LogFilter, View
 
 LINES = 100_000  # of all streams together
@@ -97,6 +107,7 @@ def gather_and_diagnose(
         )
         looked_for = _look_for_file(run_id, diagnosis.findings, run_hosts, fleet, resume)
         diagnosis = replace(diagnosis, findings=port_users.explain(looked_for, run_id, run_hosts, fleet))
+        diagnosis = damaged_snapshots.explain(diagnosis, run_id, run_hosts, fleet)
         uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0], empty, resume, at_start)
         found = with_uneven_resume(diagnosis.findings, uneven, restarted=attempt > 1)
         diagnosis = replace(diagnosis, findings=found)

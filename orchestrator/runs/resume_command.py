@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..answers.attach import StrayOutputs
 from ..answers.runs import Part
@@ -25,6 +25,16 @@ class Resume:
     command: str
     note: str = ""
     """What to know of it, after its purpose."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """What the diagnosis of a run says of a start from its snapshot."""
+
+    is_missing: bool = False
+    """Some hosts lack the snapshot of others."""
+    removal: Mapping[str, str] = field(default_factory=dict)
+    """The commands that put damaged snapshots out of the way first, each with its purpose."""
 
 
 def choose(resume: str, parts: Mapping[str, Part], silent: Collection[str]) -> Resume:

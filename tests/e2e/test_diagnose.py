@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from typing import Any
 
 import pytest
@@ -88,6 +89,33 @@ def test_of_a_run_that_was_started_again_the_failed_attempt_is_named(lab2: Lab) 
         1,
     )
     ok(orch(lab2, "kill", "-i", inventory, run_id, "--grace", "0"))
+    assert_clean(lab2)
+
+
+LOADS = """
+import os, pathlib, pickle, time
+if os.environ["RANK"] != "0":
+    time.sleep(300)
+folder = pathlib.Path(os.environ["DDP_ORCH_OUTPUT_DIR"])
+if (folder / "ckpt.pt").exists():
+    pickle.loads((folder / "ckpt.pt").read_bytes())
+    raise SystemExit("resumed")
+(folder / "ckpt.pt").touch()
+raise SystemExit("no space left for the snapshot")
+"""
+
+
+def test_an_empty_snapshot_is_named_with_the_command_that_removes_it(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 0})
+    train = script(lab2, LOADS)
+    ok(orch(lab2, "up", inventory, "--name", "empty", "--", train), code=1)
+    again = ok(orch(lab2, "restart", "empty", "-i", inventory), code=1).stderr
+    assert "first cause: checkpoint-corrupt, node-0, rank 0" in again
+    assert re.search(r"On node-0:\s+ckpt\.pt\s+\(0\s+bytes,.*\sno\s+other\s+snapshot\.", again, re.DOTALL)
+    (removal,) = (words for words in map(str.strip, again.splitlines()) if words.startswith("ddp-orch exec "))
+    assert again.index(removal) < again.rindex("ddp-orch restart")
+    ok(orch(lab2, *shlex.split(removal.split("  # ")[0])[1:]))
+    assert "no space left for the snapshot" in ok(orch(lab2, "restart", "empty", "-i", inventory), code=1).stderr
     assert_clean(lab2)
 
 

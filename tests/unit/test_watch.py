@@ -18,6 +18,7 @@ from orchestrator.output.console import Console
 from orchestrator.runs.conclusion import conclude
 from orchestrator.runs.follow import LogFilter, View, update
 from orchestrator.runs.readers import Ended
+from orchestrator.runs.resume_command import Obstacle
 
 HOSTS = parse("hosts: [a, b]", "inventory.yaml").hosts
 NODES = {"a": 0, "b": 1}
@@ -49,7 +50,9 @@ def concluded(
     for host in set(nodes) - set(verdicts):
         if unreachable:
             view._followed[host] = update(view._followed[host], Ended(failure=UnreachableError("gone")))
-    code = conclude(A_RUN["run_id"], about, nodes, view, console, resume=resume, explain=lambda: lacks_snapshot)
+    code = conclude(
+        A_RUN["run_id"], about, nodes, view, console, resume=resume, explain=lambda: Obstacle(lacks_snapshot)
+    )
     return code, stream.getvalue().splitlines()
 
 
