@@ -127,7 +127,7 @@ def _evidence(suspect: Suspect) -> tuple[str, ...]:
         own = [place for place in places if not INSTALLED.search(place)]
         texts += (own or [place for place in places if "site-packages" not in place])[-1:]
         texts += [text.removesuffix(": ") for text in source.lines[:EVIDENCE_LINES] if text.strip()]
-    if suspect.line.text not in texts:
+    if suspect.line.text.removesuffix(": ") not in texts:
         texts += suspect.line.text.splitlines()
         if suspect.exception is not None and suspect.line.text == suspect.exception.line.text:
             texts += [text for text in suspect.exception.lines[1:] if text.strip() and text not in texts]

@@ -122,7 +122,9 @@ def _summarise_consequences(consequences: Sequence[Finding], first: Finding) -> 
     if not consequences:
         return []
     ranks = {str(finding.rank) for finding in consequences if finding.rank is not None}
-    sources = f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}" if ranks else "the launchers"
+    hosts = {host for finding in consequences for host in finding.hosts}
+    on_hosts = f" on {fold(hosts)}" if hosts else ""
+    sources = f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}" if ranks else f"the launchers{on_hosts}"
     return [f"the errors of {sources} are consequences; diagnose --json shows them"]
 
 

@@ -162,6 +162,11 @@ def test_the_fix_is_that_of_the_error(error: str, code: str, fix: str) -> None:
     assert fix in found.fix
 
 
+@pytest.mark.parametrize("error", ["EOFError", "MemoryError"])
+def test_an_exception_without_a_message_is_shown_once(error: str) -> None:
+    assert [text for text in find(raised(error), raised(PEER_LOST)).evidence if error in text] == [error]
+
+
 def test_the_reason_of_a_compiler_is_shown() -> None:
     reason = "RuntimeError: no compiler"
     found = find(raised(f"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n{reason}"))
