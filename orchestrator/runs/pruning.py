@@ -101,7 +101,8 @@ def delete_due_runs(
     for line in fold_failures(results.failed):
         warn(f"old runs were not deleted: {line}")
     if deleted := [run_id for run_id, names in choice.runs.items() if not results.failed.keys() & set(names)]:
-        step(f"deleted {number_of(len(deleted), 'finished run')}, as run.keep says: {list_runs(deleted)}")
+        what = number_of(len(deleted), "finished run")
+        step(f"deleted {what} (not the outputs), as run.keep says: {list_runs(deleted)}")
 
 
 def are_many(unfetched: Mapping[str, int]) -> bool:
