@@ -112,7 +112,7 @@ class Slurm:
             fields = self._fields(job)
             return fields["JobState"] == "RUNNING" and fields["Restarts"] != "0"
 
-        wait_until(runs, 240, f"job {job} runs again")
+        wait_until(runs, 240, f"job {job} runs again", pause=1)
 
     def _fields(self, job: str) -> dict[str, str]:
         return dict(word.partition("=")[::2] for word in self.run("scontrol", "show", "job", job).split())
