@@ -21,11 +21,11 @@ def snapshots(*files: tuple[str, int]) -> Snapshots:
 @pytest.mark.parametrize(
     ("files", "damaged", "told"),
     [
-        ([("ckpt.pt", 0)], ["/out/x/ckpt.pt"], "no other snapshot"),
+        ([("ckpt.pt", 0)], ["/out/x/ckpt.pt"], "no other"),
         ([("ckpt.pt", 0), ("old.pt", 9)], ["/out/x/ckpt.pt"], "before it, old.pt"),
         ([("new.pt", 9), ("ckpt.pt", 0)], ["/out/x/ckpt.pt"], "ckpt.pt (0 bytes"),
         ([("code/ckpt.pt", 12)], ["/runs/1/code/ckpt.pt"], "12 bytes"),
-        ([("2.pt", 9), ("1.pt", 9)], [], "the newest snapshots are 2.pt"),
+        ([("2.pt", 9), ("1.pt", 9)], [], "newest snapshots"),
     ],
 )
 def test_a_file_is_called_damaged_if_it_is_empty_or_the_only_one(
