@@ -110,7 +110,7 @@ def test_an_empty_snapshot_is_named_with_the_command_that_removes_it(lab2: Lab) 
     train = script(lab2, LOADS)
     ok(orch(lab2, "up", inventory, "--name", "empty", "--", train), code=1)
     again = ok(orch(lab2, "restart", "empty", "-i", inventory), code=1).stderr
-    assert "first cause: checkpoint-corrupt, node-0, rank 0" in again
+    assert "first cause: checkpoint-corrupt" in again
     assert re.search(r"On node-0:\s+ckpt\.pt\s+\(0\s+bytes,.*\sno\s+other\s+snapshot\.", again, re.DOTALL)
     (removal,) = (words for words in map(str.strip, again.splitlines()) if words.startswith("ddp-orch exec "))
     assert again.index(removal) < again.rindex("ddp-orch restart")
