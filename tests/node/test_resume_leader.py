@@ -99,3 +99,13 @@ def test_nothing_is_kept_while_the_host_of_rank_0_answers(hosts: Hosts) -> None:
     hosts.save(1, "longer", 2000.0)
     assert hosts.begin_attempt("newest", [0, 1], before=1) == ""
     assert not list(hosts.folders[0].glob(".ddp-orch.kept"))
+
+
+def test_a_file_that_an_empty_one_replaces_is_kept_and_the_note_names_it(hosts: Hosts) -> None:
+    hosts.save(0, "", 2000.0)
+    hosts.save(1, "model", 1000.0)
+    note = hosts.begin_attempt("head", [0, 1], before=None)
+    assert "node-1: snapshot.pt moved to .ddp-orch.replaced" in note
+    for _ in range(2):
+        assert (hosts.folders[1] / ".ddp-orch.replaced/snapshot.pt").read_text() == "model"
+        assert hosts.begin_attempt("head", [0, 1], before=0) == ""

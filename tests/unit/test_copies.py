@@ -147,6 +147,16 @@ def test_only_files_that_changed_are_copied() -> None:
     assert fetched(copies.plan("head", listings, 0, [1])[1]) == {0: ["b"]}
 
 
+@pytest.mark.parametrize("mode", ["head", "newest", "union"])
+def test_a_file_that_an_empty_one_replaces_is_moved_aside(mode: str) -> None:
+    cut = folder(file("model", 9, 0), file("log", 9, 5), file("mark", 9, 0))
+    listings = {0: cut, 1: folder(file("model", 5), file("log", 5), file("mark", 5, 0))}
+    planned = copies.plan(mode, listings, 0, [0, 1])
+    assert planned[0].is_empty
+    assert planned[1].aside == planned[1].emptied == ("model",)
+    assert fetched(planned[1]) == {0: ["model", "log", "mark"]}
+
+
 def test_a_file_in_the_place_of_a_folder_is_moved_aside() -> None:
     listings = {0: folder(Entry("x", FOLDER), file("x/y")), 1: folder(file("x"))}
     planned = copies.plan("union", listings, 0, [0, 1])

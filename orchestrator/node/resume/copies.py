@@ -55,6 +55,7 @@ class Copies(NamedTuple):
     files: Dict[int, List[Entry]]  # by the node to fetch them from
     size: int  # of the files
     space: int  # that the disk must have for them
+    emptied: Tuple[str, ...]  # those of `aside` in whose place an empty file comes: a snapshot that was cut off?
 
     @property
     def is_empty(self) -> bool:
@@ -152,6 +153,8 @@ def _copies(listing: Listing, target: int, wanted: Holders, own: Iterable[str], 
     missing = [held for path, held in wanted.items() if not held[0].equals(has.get(path))]
     aside = {path for path in own if path not in wanted}
     aside |= {entry.path for entry, _ in missing if entry.path in has and (keep or has[entry.path].kind != entry.kind)}
+    emptied = {entry.path for entry, _ in missing if _is_cut(entry, has.get(entry.path))}
+    aside |= emptied
     files: Dict[int, List[Entry]] = {}
     for number, (entry, holders) in enumerate(missing):
         if entry.kind == FILE:  # hosts that have the same file share the work of sending it
@@ -167,7 +170,12 @@ def _copies(listing: Listing, target: int, wanted: Holders, own: Iterable[str], 
         files,
         sum(entry.size for entry in copied),
         peak,
+        tuple(sorted(emptied)),
     )
+
+
+def _is_cut(entry: Entry, own: Optional[Entry]) -> bool:
+    return own is not None and entry.kind == own.kind == FILE and not entry.size and own.size > 0
 
 
 def summary(copies: Copies, hosts: Dict[int, str]) -> str:

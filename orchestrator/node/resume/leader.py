@@ -208,13 +208,20 @@ class Leader:
         if planned.files:
             seconds = time.monotonic() - begun
             self._tell(say="%s: %s in %.1f s" % (self._hosts[number], copies.summary(planned, self._hosts), seconds))
+        self._note_aside(number, planned, kept)
+
+    def _note_aside(self, number: int, planned: copies.Copies, kept: str) -> None:
+        host, files = self._hosts[number], copies.files_of(len(planned.aside))
         if planned.aside and planned.keep:
             what = "%s: %s that rank 0 saved there moved to %s in the output folder: the ranks resume from other files"
-            self._notes.append(what % (self._hosts[number], copies.files_of(len(planned.aside)), kept))
-            self._tell(say=self._notes[-1])
+            self._note(what % (host, files, kept))
+        elif planned.emptied:
+            more = ", ..." if len(planned.emptied) > 1 else ""
+            what = "%s: %s%s moved to .ddp-orch.replaced in the output folder: the file that replaces it is empty"
+            self._note(what % (host, planned.emptied[0], more))
         elif planned.aside:
             what = "%s: %s moved to .ddp-orch.replaced: not in the folder of the other hosts"
-            self._tell(say=what % (self._hosts[number], copies.files_of(len(planned.aside))))
+            self._tell(say=what % (host, files))
 
     def _note_left(self, number: int, count: int) -> None:
         self._left[number] = count
