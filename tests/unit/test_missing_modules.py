@@ -16,7 +16,7 @@ KEYS = "hosts: [{name: a, python: /v/bin/python}, {name: b, container: {image: n
 HOSTS = {host.name: host for host in parse(KEYS, "inventory.yaml").hosts}
 CODE = "script-import-error"
 FIX = load_knowledge().causes[CODE].fix
-MISSING = Finding("error", CODE, ("a",), "It is missing.", FIX, ("ModuleNotFoundError: No module named 'yaml.nodes'",))
+MISSING = Finding("error", CODE, ("a",), "It is missing.", FIX, ("ModuleNotFoundError: No module named 'yaml'",))
 
 
 def fix_of(finding: Finding) -> str:
@@ -32,6 +32,16 @@ def test_the_command_installs_the_package_of_a_missing_module() -> None:
 def test_in_a_container_it_belongs_into_the_image() -> None:
     fix = fix_of(replace(MISSING, hosts=("b",)))
     assert "image" in fix and "/v/bin" not in fix
+
+
+@pytest.mark.parametrize(
+    ("named", "meant"), [("json.decodr", "json.decoder"), ("json.tool.x", ""), ("nowhere_here.x", "")]
+)
+def test_a_misspelled_module_of_an_installed_package_is_not_installed(named: str, meant: str) -> None:
+    """Python names the first part that it does not find: the package is there."""
+    fix = fix_of(replace(MISSING, evidence=(f"ModuleNotFoundError: No module named '{named}'",)))
+    assert named in fix and ("did you mean" in fix) == bool(meant) and meant in fix
+    assert "Correct" in fix and "PYTHONPATH" in fix
 
 
 @pytest.mark.parametrize(
