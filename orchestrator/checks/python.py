@@ -14,6 +14,8 @@ from ..plan.plan import Node, Plan
 from . import containers
 from .findings import Findings, outliers_of, shell_word, usual_of
 
+OF_SYSTEM = ("/usr/bin/", "/bin/")
+"""Pythons into which pip may not install: PEP 668."""
 OLDEST_TORCH = (2, 4)
 BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+|xpu")
 """Builds of torch, as in 2.9.0+cpu, that have an index of their own at download.pytorch.org."""
@@ -100,9 +102,10 @@ def _torch(node: Node, python: Python, findings: Findings) -> None:
         fix = (
             "use an image that has torch, or set `python` to an interpreter in it that has"
             if has_image(node.host.container)
-            else "run `ddp-orch setup INVENTORY`, or set `python` in the inventory to an interpreter with torch, "
-            f"or run {shell_word(executable)} -m pip install torch"
+            else "run `ddp-orch setup INVENTORY`, or set `python` in the inventory to an interpreter with torch"
         )
+        if not has_image(node.host.container) and not executable.startswith(OF_SYSTEM):
+            fix += f", or run {shell_word(executable)} -m pip install torch"
         message = f"{executable} has no torch"
         findings.add(
             "error", "missing-module-on-host", name, message, fix, f'{shell_word(executable)} -c "import torch"'

@@ -217,9 +217,7 @@ def setup_that_fails(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, **setup("source ~/venv/bin/activate"))}
 
 
-@case(
-    "missing-module-on-host", says="has no torch", fix="install torch", allowed=("python-version-mismatch",), short=True
-)
+@case("missing-module-on-host", says="has no torch", fix="orch setup", allowed=("python-version-mismatch",), short=True)
 def no_torch_on_one_host(lab: Lab) -> Iterator[Overrides]:
     yield {"hosts": hosts(lab, python=SYSTEM_PYTHON)}
 
