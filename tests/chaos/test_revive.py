@@ -34,7 +34,6 @@ def crontab(host: Host) -> list[str]:
     return host.sh("crontab -l").stdout.splitlines()
 
 
-@pytest.mark.short
 def test_a_host_rejoins_by_its_crontab_when_it_is_booted(lab3: Lab) -> None:
     host, own_line = lab3.hosts[2], "0 5 * * * echo 100\\% of my own"
     host.sh("crontab -", input=f"{own_line}\n", check=True)
@@ -163,7 +162,6 @@ def test_a_run_that_waits_for_its_head_is_restarted_at_once_on_the_hosts_that_ar
     ok(orch(lab3, "kill", second, "--grace", "0", "-i", inventory))
 
 
-@pytest.mark.short
 def test_a_host_that_has_forgotten_the_run_is_not_called_well(lab3: Lab) -> None:
     """As a rented machine that is replaced by a new one under the same name."""
     inventory = lab3.inventory(run={**RESTARTS, "rejoin_timeout": 300})

@@ -213,9 +213,9 @@ torchrun --nnodes "$SKYPILOT_NUM_NODES" --node_rank "$SKYPILOT_NODE_RANK" --npro
 @pytest.mark.parametrize(
     ("launcher", "attempts"),
     [
-        ("skypilot", 1),
+        pytest.param("skypilot", 1, marks=pytest.mark.full),
         pytest.param("skypilot", 2, marks=pytest.mark.full),
-        pytest.param("torchrun", 1, marks=pytest.mark.full),
+        ("torchrun", 1),
     ],
 )
 def test_a_rank_that_ends_first_because_it_alone_resumed_is_no_lost_host(

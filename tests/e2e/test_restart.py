@@ -66,19 +66,20 @@ def test_ctrl_c_while_a_failed_attempt_is_being_stopped_stops_the_run(lab2: Lab)
 
 
 def test_a_killed_worker_is_replaced_and_training_goes_on_from_the_snapshot(lab2: Lab) -> None:
-    inventory = lab2.inventory(run={"max_restarts": 1, "args": ["--save-every", "10"]})
+    threads = {"OMP_NUM_THREADS": "1"}  # the hosts share the cores of this machine
+    inventory = lab2.inventory(run={"max_restarts": 1, "args": ["--save-every=10", "--epochs=25"], "env": threads})
     run_id = start(lab2, inventory)
 
     def is_training() -> bool:
-        return any("step:40 " in line["text"] for line in lines_of(lab2, inventory, run_id))
+        return any("step:20 " in line["text"] for line in lines_of(lab2, inventory, run_id))
 
-    wait_until(is_training, 90, "step 40")
+    wait_until(is_training, 90, "step 20")
     (worker,) = [one.pid for one in lab2.hosts[1].marked(run_id) if "trainer" in one.argv]
     lab2.hosts[1].sh(f"kill -9 {worker}", check=True)
     wait_for_state(lab2, inventory, run_id, "succeeded", 120)
     text = "\n".join(line["text"] for line in lines_of(lab2, inventory, run_id, "--attempt", "2"))
     resumed = re.search(r"step:(\d+)", re.search(r".*resum.*", text)[0])  # type: ignore[index]
-    assert resumed and int(resumed[1]) >= 30
+    assert resumed and int(resumed[1]) >= 10
     assert_clean(lab2)
 
 
