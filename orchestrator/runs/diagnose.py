@@ -111,14 +111,16 @@ def gather_and_diagnose(
         uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0], empty, resume, at_start)
         found = with_uneven_resume(diagnosis.findings, uneven, restarted=attempt > 1)
         diagnosis = replace(diagnosis, findings=found)
-        diagnosis = own_addresses.explain(kept_back.explain(diagnosis, run_id), run_id) if same_code else diagnosis
+        if same_code:
+            logged = _lines_of_attempt(lines, evidence, attempt)
+            diagnosis = own_addresses.explain(kept_back.explain(diagnosis, run_id), run_id, logged)
         diagnosis = _doubt(diagnosis, _silent_hosts(parts, nodes, evidence), parts, verdict)
     elif is_running:
         logged = _lines_of_attempt(lines, evidence, attempt)
         ranks = claims.newest_ranks(parts, nodes)
         diagnosis = diagnose_unfinished(logged, ranks, _finished(evidence, ranks, attempt))
         if same_code:
-            diagnosis = own_addresses.explain_silence(own_addresses.explain(diagnosis, run_id), run_id, logged)
+            diagnosis = own_addresses.explain(diagnosis, run_id, logged)
     newest_ended = attempt if verdict is None and restarting else attempt - 1
     earlier = _find_earlier_causes(
         _earlier_attempts(lines, evidence, newest_ended, span),

@@ -18,31 +18,40 @@ from . import recent
 CODES = ("worker-never-arrived", "rdzv-endpoint-not-hosted")
 
 
-def explain(diagnosis: Diagnosis, run_id: str) -> Diagnosis:
-    """The diagnosis of a run, with that line in the fix of its first cause."""
+def explain(diagnosis: Diagnosis, run_id: str, lines: Sequence[LogLine]) -> Diagnosis:
+    """The diagnosis of a run, with that line in the fix of its first cause. `lines`: of its newest attempt.
+
+    If nothing is known, but for a user who stopped the run, the line is named if no rank has reported a step.
+    """
     first, *others = diagnosis.findings or (None,)
-    place = _find_place(run_id, first.at) if first is not None and first.code in CODES else None
-    if first is None or place is None:
+    if first is None or first.code == "user-interrupt":
+        return _explain_silence(diagnosis, run_id, lines)
+    place = _find_place(run_id, first.at) if first.code in CODES else None
+    if place is None:
         return diagnosis
     fix = f"Remove {place[0]}: {place[1]}, and ddp-orch sets MASTER_ADDR and MASTER_PORT."
     confidence = "medium" if first.confidence == "low" else first.confidence
     return replace(diagnosis, findings=(replace(first, fix=fix, confidence=confidence), *others))
 
 
-def explain_silence(diagnosis: Diagnosis, run_id: str, lines: Sequence[LogLine]) -> Diagnosis:
-    """The diagnosis of a run that runs: with that line, if nothing else is known and no rank has reported a step."""
+def _explain_silence(diagnosis: Diagnosis, run_id: str, lines: Sequence[LogLine]) -> Diagnosis:
+    first = diagnosis.findings[0] if diagnosis.findings else None
     hosts = {line.host for line in lines if line.rank is not None}
-    if diagnosis.findings or len(hosts) < 2 or any(STEPS.search(line.text) for line in lines if not line.agent):
+    if len(hosts) < 2 or any(STEPS.search(line.text) for line in lines if not line.agent):
         return diagnosis
-    place = _find_place(run_id, None, only_local=True)
+    place = _find_place(run_id, first.at if first else None, only_local=True)
     if place is None:
         return diagnosis
+    fix = f"Remove {place[0]}: ddp-orch sets MASTER_ADDR and MASTER_PORT."
+    if first is not None:
+        fix = f"No rank had reported a step: {place[1]}. Then the ranks wait for each other. {fix}"
+        return replace(diagnosis, findings=(replace(first, fix=fix), *diagnosis.findings[1:]))
     found = Finding(
         "warning",
         "worker-never-arrived",
         (),
         f"The run is still running, and no rank has reported a step: {place[1]}. Then the ranks wait for each other.",
-        f"Remove {place[0]}: ddp-orch sets MASTER_ADDR and MASTER_PORT.",
+        fix,
         confidence="medium",
     )
     return replace(diagnosis, findings=(found,), is_running=True)

@@ -182,6 +182,9 @@ def test_an_address_of_no_host_is_named_while_the_ranks_look_for_it(lab2: Lab, a
     assert found["code"] == ("worker-never-arrived" if is_local else "rdzv-endpoint-not-hosted")
     assert "train.py:3" in found["message" if is_local else "fix"]
     ok(orch(lab2, "kill", "job", "-i", inventory))
+    if is_local:  # why the user may have stopped it
+        (first, *_) = json.loads(ok(orch(lab2, "diagnose", "job", "-i", inventory, "--json")).stdout)["findings"]
+        assert first["code"] == "user-interrupt" and "train.py:3" in first["fix"]
     assert_clean(lab2)
 
 
