@@ -35,6 +35,7 @@ from . import (
     missing_ranks,
     own_addresses,
     port_users,
+    recent,
     rejoining,
     shell_scripts,
     timeline,
@@ -129,7 +130,8 @@ def gather_and_diagnose(
         lambda: (_recorded_events(run_id, nodes, head, run_hosts, fleet), next(iter(parts.values())).hosts),
     )
     diagnosis = missing_ranks.explain(replace(diagnosis, earlier=earlier), run_id, run_hosts, fleet)
-    return missing_modules.explain(diagnosis, hosts)
+    started = recent.started(run_id)
+    return missing_modules.explain(diagnosis, hosts, started.code if started and same_code else "")
 
 
 def _earlier_attempts(

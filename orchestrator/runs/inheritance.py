@@ -75,7 +75,7 @@ def _describe_carried(carried: Carried) -> str:
 
 
 def _warn_of_uncarried(answers: Answers, plan: Plan) -> Iterator[str]:
-    """If hosts lack a snapshot that others have beside the code."""
+    """If hosts lack a snapshot that others have beside the code. They may have an older one, of the code."""
     carried = {node.host.name: answers[node.host.name].carried for node in plan.team}
     snapshots = {host: found.snapshot for host, found in carried.items() if found and found.snapshot}
     lacking = [host for host in carried if host not in snapshots]
@@ -83,9 +83,9 @@ def _warn_of_uncarried(answers: Answers, plan: Plan) -> Iterator[str]:
         host, file = next(iter(snapshots.items()))
         do, their = ("does", "its") if len(lacking) == 1 else ("do", "their")
         yield (
-            f"{fold(lacking)} {do} not have {one_line(file)} of {host}, so {their} ranks may begin at the first step. "
-            "If they must load it too: stop the run, fetch the file, and put it into your code. To have it copied in "
-            "future, save it in $DDP_ORCH_OUTPUT_DIR, with run.resume: head (docs/resume.md)"
+            f"{fold(lacking)} {do} not have the {one_line(file)} of {host}, but none, or that of your code, so {their} "
+            "ranks may begin at another step. If all ranks load it, save it in $DDP_ORCH_OUTPUT_DIR, with run.resume: "
+            "head (docs/resume.md). For one more run: stop this one, fetch the file, and put it into your code"
         )
 
 

@@ -8,6 +8,7 @@ import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ..checks.findings import shell_word
 from ..checks.python import PACKAGES
@@ -22,14 +23,17 @@ _CODES = ("script-import-error", "missing-module-on-host")
 _MISSING = re.compile(r"^ModuleNotFoundError: No module named '(?P<name>(?P<module>\w+)(?:\.[\w.]+)?)'$")
 
 
-def explain(diagnosis: Diagnosis, hosts: Mapping[str, Host]) -> Diagnosis:
-    """The diagnosis of a run on `hosts`, with the command that installs what is missing."""
-    findings = tuple(_explain(finding, hosts) for finding in diagnosis.findings)
-    earlier = tuple((attempt, _explain(finding, hosts)) for attempt, finding in diagnosis.earlier)
+def explain(diagnosis: Diagnosis, hosts: Mapping[str, Host], code: str = "") -> Diagnosis:
+    """The diagnosis of a run on `hosts`, with the command that installs what is missing.
+
+    `code`: the folder here whose code the run got; "": none, or it is not known.
+    """
+    findings = tuple(_explain(finding, hosts, code) for finding in diagnosis.findings)
+    earlier = tuple((attempt, _explain(finding, hosts, code)) for attempt, finding in diagnosis.earlier)
     return replace(diagnosis, findings=findings, earlier=earlier)
 
 
-def _explain(finding: Finding, hosts: Mapping[str, Host]) -> Finding:
+def _explain(finding: Finding, hosts: Mapping[str, Host], code: str) -> Finding:
     """An advice that says more than that of the code alone stays."""
     matches = (_MISSING.match(text) for text in finding.evidence)
     match = next((match for match in matches if match), None)
@@ -45,20 +49,28 @@ def _explain(finding: Finding, hosts: Mapping[str, Host]) -> Finding:
     if name == module:
         return replace(finding, fix=f"Install it {where} {fold(finding.hosts)}: {install}. {own}")
     # Python names the first part that it does not find
+    place = Path(code, module) if code else None
+    if place is not None and place.is_dir():
+        return replace(
+            finding, fix=f"Your folder {module} has no {name}{_guess(name, [str(place)])}. Correct the name."
+        )
     there = f"{where[:1].upper()}{where[1:]} {fold(finding.hosts)}, {module} is there, but has no {name}"
-    close = _closest(name)
-    meant = f" (did you mean {close}?)" if close else ""
+    meant = _guess(name, _places(module))
     return replace(finding, fix=f"{there}{meant}. Correct the name, or install a version that has it. {own}")
 
 
-def _closest(name: str) -> str | None:
-    """The module here whose name is close to that of a module that is nowhere; `name` has a dot."""
-    top, *others = name.split(".")
+def _places(package: str) -> list[str]:
+    """The folders of a package that is installed here."""
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
-        return None
-    if spec is None or not spec.submodule_search_locations or len(others) > 1:
-        return None
-    names = [module.name for module in pkgutil.iter_modules(spec.submodule_search_locations)]
-    return next((f"{top}.{close}" for close in difflib.get_close_matches(others[0], names, 1)), None)
+        return []
+    return list(spec.submodule_search_locations or ()) if spec is not None else []
+
+
+def _guess(name: str, places: list[str]) -> str:
+    """The module in these folders that may be meant; "": none, or the name has more parts than two."""
+    top, *others = name.split(".")
+    names = [module.name for module in pkgutil.iter_modules(places)]
+    close = difflib.get_close_matches(others[0], names, 1) if len(others) == 1 else []
+    return f" (did you mean {top}.{close[0]}?)" if close else ""

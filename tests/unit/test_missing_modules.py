@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,14 @@ def test_a_misspelled_module_of_an_installed_package_is_not_installed(named: str
     fix = fix_of(replace(MISSING, evidence=(f"ModuleNotFoundError: No module named '{named}'",)))
     assert named in fix and ("did you mean" in fix) == bool(meant) and meant in fix
     assert "Correct" in fix and "PYTHONPATH" in fix
+
+
+def test_a_misspelled_module_of_ones_own_is_looked_for_in_the_code_that_was_sent(tmp_path: Path) -> None:
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils/net.py").touch()
+    finding = replace(MISSING, evidence=("ModuleNotFoundError: No module named 'utils.nett'",))
+    fix = missing_modules.explain(Diagnosis((finding,), ()), HOSTS, str(tmp_path)).findings[0].fix
+    assert "did you mean utils.net?" in fix and "PYTHONPATH" not in fix
 
 
 @pytest.mark.parametrize(
