@@ -132,11 +132,12 @@ def test_kill_takes_runs_out_of_the_queue(lab3: Lab, inventory: Path) -> None:
 
 @pytest.mark.timeout(200)
 def test_a_mistake_is_reported_at_once_and_not_after_the_wait(lab3: Lab, inventory: Path) -> None:
-    begin(lab3, inventory, "first", "node-0")
+    first = begin(lab3, inventory, "first", "node-0")
     result = orch(lab3, "up", inventory, "--queue", "--hosts", "node-0", "--", "-m", "no_such_module_here")
     assert result.returncode in (2, 3), result.stderr
     assert "queued" not in result.stderr
     end(lab3, "first")
+    wait_for_state(lab3, inventory, first, "succeeded")
 
 
 @pytest.mark.timeout(300)
@@ -245,7 +246,7 @@ def test_a_run_whose_host_is_off_lets_others_pass_and_keeps_its_place(lab3: Lab,
     end(lab3, "second")
     wait_for_state(lab3, inventory, needs_all.started(), "succeeded")
     end(lab3, "last")
-    last.started()
+    wait_for_state(lab3, inventory, last.started(), "succeeded")
 
 
 @pytest.mark.timeout(300)
