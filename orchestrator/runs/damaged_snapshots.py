@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..answers.files import OUTPUTS
@@ -35,6 +35,8 @@ class Snapshots:
     """The output folder."""
     record: str
     """The folder of the run."""
+    is_shared: bool = False
+    """Other hosts see the same output folder."""
 
     @property
     def damaged(self) -> tuple[RemoteFile, ...]:
@@ -45,17 +47,19 @@ class Snapshots:
         return f"{self.record if file.path.startswith(CODE) else self.output}/{file.path}"
 
 
-def explain(diagnosis: Diagnosis, run_id: str, hosts: Sequence[Host], fleet: Fleet) -> Diagnosis:
-    """With the damaged files, if the first cause is a damaged snapshot."""
+def explain(
+    diagnosis: Diagnosis, run_id: str, hosts: Sequence[Host], shared: Collection[str], fleet: Fleet
+) -> Diagnosis:
+    """With the damaged files, if the first cause is a damaged snapshot. `shared`: hosts whose output folder is one."""
     if not diagnosis.findings or diagnosis.findings[0].code != "checkpoint-corrupt":
         return diagnosis
 
-    def ask(_: Host, session: Session) -> Snapshots:
+    def ask(host: Host, session: Session) -> Snapshots:
         record = session.request(RECORD, {"run_id": run_id})
         arguments = {"run_id": run_id, "pattern": "", "parts": ["output", "code"]}
         listed = check_listing(session.request(OUTPUTS, arguments))
         files = sorted(filter(lambda file: SNAPSHOT.search(file.path), listed), key=lambda file: -file.mtime)
-        return Snapshots(tuple(files), record.output or "", record.folder or "")
+        return Snapshots(tuple(files), record.output or "", record.folder or "", host.name in shared)
 
     return with_snapshots(diagnosis, fleet.each(hosts, ask, "looking for the snapshots").done)
 
@@ -71,12 +75,13 @@ def with_snapshots(diagnosis: Diagnosis, by_host: Mapping[str, Snapshots]) -> Di
     there = [f"On {fold(hosts)}: {text}." for text, hosts in hosts_of.items()][:MOST_NAMED]
     first, *others = diagnosis.findings
     first = replace(first, fix=" ".join([*there, first.fix]))
-    damaged = [
-        DamagedFile(host, snapshots.place(file), file.size)
-        for host, snapshots in by_host.items()
-        for file in snapshots.damaged
-    ]
-    return replace(diagnosis, findings=(first, *others), damaged=tuple(damaged))
+    damaged: dict[tuple[str, str], DamagedFile] = {}
+    for host, snapshots in by_host.items():
+        for file in snapshots.damaged:
+            place = snapshots.place(file)
+            of_all = snapshots.is_shared and not file.path.startswith(CODE)
+            damaged.setdefault(("" if of_all else host, place), DamagedFile(host, place, file.size))
+    return replace(diagnosis, findings=(first, *others), damaged=tuple(damaged.values()))
 
 
 def _describe(snapshots: Snapshots) -> str:

@@ -108,7 +108,8 @@ def gather_and_diagnose(
         )
         looked_for = _look_for_file(run_id, diagnosis.findings, run_hosts, fleet, resume)
         diagnosis = replace(diagnosis, findings=port_users.explain(looked_for, run_id, run_hosts, fleet))
-        diagnosis = damaged_snapshots.explain(diagnosis, run_id, run_hosts, fleet)
+        shared = [host for host, part in parts.items() if part.shared_output]
+        diagnosis = damaged_snapshots.explain(diagnosis, run_id, run_hosts, shared, fleet)
         uneven = find_uneven_resume(lines, attempt, LINES_PER_STREAM[0], empty, resume, at_start)
         found = with_uneven_resume(diagnosis.findings, uneven, restarted=attempt > 1)
         diagnosis = replace(diagnosis, findings=found)

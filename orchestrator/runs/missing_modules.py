@@ -6,7 +6,7 @@ import difflib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,12 +51,21 @@ def _explain(finding: Finding, hosts: Mapping[str, Host], code: str) -> Finding:
     # Python names the first part that it does not find
     place = Path(code, module) if code else None
     if place is not None and place.is_dir():
+        if _has(place, name.split(".")[1:]):
+            return replace(finding, fix=f"The code that was sent has no {name}. It is there now: start the run again.")
         return replace(
             finding, fix=f"Your folder {module} has no {name}{_guess(name, [str(place)])}. Correct the name."
         )
     there = f"{where[:1].upper()}{where[1:]} {fold(finding.hosts)}, {module} is there, but has no {name}"
     meant = _guess(name, _places(module))
     return replace(finding, fix=f"{there}{meant}. Correct the name, or install a version that has it. {own}")
+
+
+def _has(folder: Path, names: Sequence[str]) -> bool:
+    """Whether a package folder has this submodule, or a submodule of a submodule, and so on."""
+    *above, last = names
+    place = folder.joinpath(*above)
+    return any(module.name == last for module in pkgutil.iter_modules([str(place)])) or place.joinpath(last).is_dir()
 
 
 def _places(package: str) -> list[str]:

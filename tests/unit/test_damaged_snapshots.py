@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.diagnosis.engine import DamagedFile, Diagnosis
@@ -44,6 +46,17 @@ def test_hosts_with_the_same_files_share_a_sentence_and_those_with_none_are_not_
     assert [file.host for file in diagnosis.damaged] == ["a", "b"]
     unchanged = Diagnosis((CAUSE,), ())
     assert with_snapshots(unchanged, {"c": snapshots()}) is unchanged
+
+
+def test_a_file_on_a_disk_that_hosts_share_is_removed_once() -> None:
+    files = snapshots(("ckpt.pt", 0), ("code/ckpt.pt", 0))
+    shared = replace(files, is_shared=True)
+    diagnosis = with_snapshots(Diagnosis((CAUSE,), ()), {"a": shared, "b": shared})
+    assert [(file.host, file.path) for file in diagnosis.damaged] == [
+        ("a", "/out/x/ckpt.pt"),
+        ("a", "/runs/1/code/ckpt.pt"),
+        ("b", "/runs/1/code/ckpt.pt"),
+    ]
 
 
 def test_only_an_empty_file_is_removed() -> None:

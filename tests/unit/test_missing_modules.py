@@ -53,6 +53,17 @@ def test_a_misspelled_module_of_ones_own_is_looked_for_in_the_code_that_was_sent
     assert "did you mean utils.net?" in fix and "PYTHONPATH" not in fix
 
 
+@pytest.mark.parametrize(("named", "made"), [("utils.net", "net.py"), ("utils.io.fast", "io/fast.py")])
+def test_a_module_that_was_added_after_the_start_only_needs_another_start(
+    tmp_path: Path, named: str, made: str
+) -> None:
+    (tmp_path / "utils/io").mkdir(parents=True)
+    (tmp_path / "utils" / made).touch()
+    finding = replace(MISSING, evidence=(f"ModuleNotFoundError: No module named '{named}'",))
+    fix = missing_modules.explain(Diagnosis((finding,), ()), HOSTS, str(tmp_path)).findings[0].fix
+    assert named in fix and "there now" in fix and "Correct" not in fix
+
+
 @pytest.mark.parametrize(
     "other",
     [
