@@ -32,6 +32,9 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 SECOND_FACTOR = f"{USE_OPENSSH}, and log in once by hand over a shared connection (ControlMaster, see docs/ssh.md)"
 """The fix for a server that requires more than a key."""
 
+WAKE_INTERVAL = 5.0
+"""Seconds between the looks of paramiko's thread whether it is to end. `close` wakes it, so its 0.1 s are not needed."""
+
 SESSION_ENDS, SESSION_PAUSE = 1.0, 0.05
 """Seconds that sshd gets to end a session, and between two looks."""
 
@@ -68,6 +71,7 @@ class SshConnection:
         self._connection = connection
         self._transport: Transport = connection.transport
         self.accepted_key = self._transport.accepted_key
+        self._transport.sock.settimeout(WAKE_INTERVAL)
 
     @property
     def alive(self) -> bool:

@@ -36,6 +36,8 @@ def server(tmp_path: Path, client: Client) -> Iterator[Sshd]:
         yield server
 
 
+IDLE = 3.0  # s
+
 COMMAND = "env DDP_ORCH_TEST=1"
 """A `via` that starts a program with the arguments as they are, as `docker exec` does."""
 
@@ -73,6 +75,29 @@ def test_the_exit_status_is_unknown_while_the_command_runs(connection: Connectio
     pipe.close_write()
     assert read_all(pipe) == b""
     assert pipe.exit_status(10) == 0
+
+
+@needs_sshd
+def test_a_connection_without_traffic_leaves_the_processor_alone(client: Client, server: Sshd) -> None:
+    """By default paramiko looks ten times a second whether it was closed: at 64 hosts, 3 % of a core."""
+    before = set(threading.enumerate())
+    connection = client.dialer().connect(host(server))
+    pipe = connection.open("cat", 10)
+    threads = [thread for thread in threading.enumerate() if thread not in before]
+    assert threads
+    counted = wakes(threads)
+    time.sleep(IDLE)
+    assert wakes(threads) - counted < 2 * IDLE
+    pipe.close_write()
+    assert read_all(pipe) == b""
+    connection.close()
+    wait_until(lambda: not any(thread.is_alive() for thread in threads), 2, "the threads of the connection end")
+
+
+def wakes(threads: list[threading.Thread]) -> int:
+    """How often these threads of this process have begun to wait."""
+    texts = [Path(f"/proc/self/task/{thread.native_id}/status").read_text() for thread in threads]
+    return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in texts)
 
 
 def test_ten_megabytes_each_way_at_once_arrive_unchanged(connection: Connection) -> None:
