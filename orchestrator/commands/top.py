@@ -26,7 +26,13 @@ from .board_rows import BoardRow, without_harmless, without_old_places, without_
 from .context import load_inventory_of_run, make_mask, open_fleet, stderr_console, warn_of_doubts, warn_of_failures
 
 SAMPLE_INTERVAL = 2.0  # s between samples of a host
+MOST_SAMPLES = 16.0  # per second, of all hosts together: a sample takes about 1 ms of processor time here
 FIRST_SAMPLE_TIMEOUT = 5.0  # s, if only one table is printed
+
+
+def pause(hosts: int) -> float:
+    """Seconds between the samples of one of so many hosts."""
+    return max(SAMPLE_INTERVAL, hosts / MOST_SAMPLES)
 
 
 class Watcher:
@@ -67,9 +73,11 @@ class Watcher:
         self._stopped.set()
 
     def _watch(self, host: Host) -> None:
+        self._look(host)
+        self._stopped.wait(SAMPLE_INTERVAL)  # rates need a second sample
         while not self._stopped.is_set():
             self._look(host)
-            self._stopped.wait(SAMPLE_INTERVAL)
+            self._stopped.wait(pause(len(self.hosts)))
 
     def _look(self, host: Host) -> None:
         row = self._rows[host.name]

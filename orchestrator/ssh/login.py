@@ -33,7 +33,7 @@ SECOND_FACTOR = f"{USE_OPENSSH}, and log in once by hand over a shared connectio
 """The fix for a server that requires more than a key."""
 
 WAKE_INTERVAL = 5.0
-"""Seconds between the looks of paramiko's thread whether it is to end. `close` wakes it, so its 0.1 s are not needed."""
+"""Seconds after which paramiko's thread looks whether it is to end; 0.1 by default. `close` wakes it at once."""
 
 SESSION_ENDS, SESSION_PAUSE = 1.0, 0.05
 """Seconds that sshd gets to end a session, and between two looks."""

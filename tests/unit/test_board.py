@@ -19,6 +19,7 @@ from orchestrator.answers.recorded import SAMPLE, Sample
 from orchestrator.commands.board import SORTS, Look, Screen, order, render
 from orchestrator.commands.board_rows import BoardRow, without_harmless, without_old_steps
 from orchestrator.commands.curves import History, sparkline
+from orchestrator.commands.top import pause
 from orchestrator.commands.top_live import LiveBoard, next_key
 from orchestrator.inventory.model import Host
 from orchestrator.node.serve.figures import figures
@@ -637,3 +638,7 @@ def test_the_ranks_that_are_behind_come_first_where_not_all_have_room() -> None:
     seen[40] = replace(seen[40], trouble="connect: no answer in time")
     first = [line.split()[0] for line in shown_ranks(seen, 120, 24) if "gpu-" in line][:3]
     assert first == ["80", "81", "67"]
+
+
+def test_each_of_many_hosts_is_asked_less_often() -> None:
+    assert [pause(hosts) for hosts in (1, 32, 64)] == [2.0, 2.0, 4.0]
