@@ -110,6 +110,12 @@ class Resolver:
         """Raises `ConnectFailure` if ssh_config cannot be read or needs what only the `ssh` program can do."""
         return self._target(_question(host), deadline, MAX_JUMPS)
 
+    def has_jump(self, host: Host, deadline: float) -> bool:
+        """Whether a jump host leads to it. False if ssh_config cannot be read."""
+        with contextlib.suppress(ConnectFailure):
+            return _value(self._ask(_question(host), deadline), "proxyjump") is not None
+        return False
+
     def _target(self, question: _Question, deadline: float, jumps_left: int) -> Target:
         name = question.name
         _check_question(question, jumps_left)

@@ -74,7 +74,7 @@ class Dialer:
         self._keys = KeyRing(ask_passphrase)
         self.host_keys = HostKeys(options.host_keys == "accept-new", trust_command)
         self._jump_hosts = JumpHosts(options)
-        self._programs = ProgramDialer(options, config_file, trust_command, patience, reaching)
+        self._programs = ProgramDialer(options, config_file, self._resolver.has_jump, trust_command, patience, reaching)
         self._denied: dict[Target, ConnectFailure] = {}
         self._other_keys: dict[str, OtherKey] = {}
         self._reported_keys: set[str] = set()
@@ -146,6 +146,7 @@ class Dialer:
     def close(self) -> None:
         """Close the connections to jump hosts, all connections through them, and the connection to the agent."""
         self._jump_hosts.close()
+        self._programs.close()
         self._keys.close()
 
     def _connect(self, target: Target, deadline: float) -> SshConnection:

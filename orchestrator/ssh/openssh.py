@@ -19,6 +19,7 @@ LOST = 255
 ENVIRONMENT = {"SSH_ASKPASS_REQUIRE": "never"}
 """Also for the `ssh` that it starts for a jump host: nothing may ask a question."""
 
+_SYSTEM_CONFIGS = ("/etc/ssh/ssh_config", "/usr/etc/ssh/ssh_config")
 _ALIVE_INTERVAL, _ALIVE_COUNT = 5, 2
 _REASON_LENGTH = 300
 
@@ -44,6 +45,16 @@ def ssh_argv(host: Host, host_keys: str, connect_timeout: float, config_file: Pa
     for name, value in options.items():
         words += ("-o", f"{name}={value}")
     return (*words, *options_of(host), "exec sh")
+
+
+def batch_config(config_file: Path | None) -> str:
+    """An ssh_config that says the same as the user's, and that no ssh asks a question.
+
+    For a jump host, ssh starts another ssh and hands on the name of its file, but none of its options. Without a
+    terminal, that one would send empty passwords, and the jump host might lock the account.
+    """
+    files = (str(config_file.absolute()),) if config_file else ("~/.ssh/config", *_SYSTEM_CONFIGS)
+    return "\n".join(["BatchMode yes", *(f'Include "{file}"' for file in files)]) + "\n"
 
 
 @dataclass(frozen=True)

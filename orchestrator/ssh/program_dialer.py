@@ -8,17 +8,19 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from ..inventory import via
 from ..inventory.container import ENTERED, Container, is_entered
 from ..inventory.model import Host, SshOptions
 from ..output.terminal import one_line
 from .config import login_by_hand
-from .openssh import ENVIRONMENT, LOST, explain, ssh_argv
+from .openssh import ENVIRONMENT, LOST, batch_config, explain, ssh_argv
 from .pipe import ConnectFailure
 from .program import NoShell, ProgramConnection
 from .quoting import quote
@@ -49,12 +51,16 @@ class ProgramDialer:
         self,
         options: SshOptions,
         config_file: Path | None,
+        has_jump: Callable[[Host, float], bool],
         trust_command: str,
         patience: float,
         reaching: Callable[[str, str], None],
     ) -> None:
+        """`has_jump`: whether a jump host leads to a host; with a deadline."""
         self._options = options
         self._config_file = config_file
+        self._has_jump = has_jump
+        self._batch_config: IO[str] | None = None
         self._trust_command = trust_command
         self._patience = patience
         self._reaching = reaching
@@ -76,6 +82,21 @@ class ProgramDialer:
         """Try hosts that refused the login again."""
         self._denied.clear()
 
+    def close(self) -> None:
+        if self._batch_config is not None:
+            self._batch_config.close()
+
+    def _config(self, host: Host, deadline: float) -> Path | None:
+        """The ssh_config to connect with; None: the usual one."""
+        if not self._has_jump(host, deadline):
+            return self._config_file
+        with self._lock:
+            if self._batch_config is None:
+                self._batch_config = tempfile.NamedTemporaryFile("w", prefix="ddp-orch-ssh-")  # noqa: SIM115  # `close` does
+                self._batch_config.write(batch_config(self._config_file))
+                self._batch_config.flush()
+            return Path(self._batch_config.name)
+
     @contextlib.contextmanager
     def _slot(self, host: Host) -> Iterator[None]:
         """Limit the simultaneous logins through a jump host of the inventory, as `JumpHosts.slot` does."""
@@ -94,9 +115,10 @@ class ProgramDialer:
 
     def _connect_by_ssh(self, host: Host, deadline: float) -> ProgramConnection:
         longest_wait = FIRST_RETRY
+        config = self._config(host, deadline)
         while True:
             limit = min(deadline - time.monotonic(), self._patience)
-            argv = ssh_argv(host, self._options.host_keys, limit, self._config_file)
+            argv = ssh_argv(host, self._options.host_keys, limit, config)
             try:
                 return _start(host, argv, ENVIRONMENT, LOST, deadline)
             except NoShell as error:

@@ -133,6 +133,22 @@ def test_a_denied_login_is_not_tried_again(start: Start, client: Client, tmp_pat
     assert server.log().count("closed by authenticating") == 1
 
 
+@pytest.mark.parametrize("jump_of", ["ssh_config", "the inventory"])
+def test_a_jump_host_that_wants_a_password_gets_none(start: Start, client: Client, jump_of: str) -> None:
+    """`ssh -o BatchMode=yes` starts another ssh for the jump host, without the option. It sends empty passwords."""
+    outer, last = start("PasswordAuthentication yes", "AuthenticationMethods publickey,password"), start()
+    client.trust(outer.known_line(), last.known_line())
+    jump = f"{USER}@127.0.0.1:{outer.port}"
+    target = by_ssh(last, proxy_jump=jump)
+    if jump_of == "ssh_config":
+        client.configure(f"IdentityFile {client.key}", "Host behind", "HostName 127.0.0.1", f"ProxyJump {jump}")
+        target = by_ssh(last, address="behind")
+    assert failure(client.dialer(), target).code == "ssh-auth-denied"
+    wait_until(lambda: "closed by authenticating" in outer.log(), 10, "the jump host saw the attempt")
+    assert "Partial publickey" in outer.log()
+    assert "Failed password" not in outer.log()
+
+
 def test_hosts_that_are_down_or_unknown_are_told_apart(client: Client) -> None:
     assert failure(client.dialer(), by_ssh(port=1)).code == "ssh-connection-refused"
     assert failure(client.dialer(), by_ssh(address="nowhere.invalid")).code == "ssh-name-unresolved"
