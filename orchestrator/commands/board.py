@@ -14,9 +14,10 @@ from ..hosts import claims
 from ..output.console import fold, fold_messages, number_of
 from ..output.folding import ranges
 from ..output.lines import Mask, presentable
+from ..output.rates import Rates
 from ..output.terminal import cut, one_line
 from ..runs import waiting
-from .board_rows import BoardRow, amount, clock, extremes, figures_of, losses_of, number
+from .board_rows import BoardRow, amount, clock, extremes, figures_of, losses_of, number, rates_of
 from .board_table import (
     GPU_COLUMNS,
     HOST_COLUMNS,
@@ -246,12 +247,12 @@ def _training(rows: Sequence[BoardRow], width: int, history: History | None) -> 
             words[name] = form.format(low if low == high else f"{low}..{high}")
     if "step" in words:
         words["step"] += _progress(samples, history)
-    rates = figures_of(samples, "rate")
+    rates = rates_of(samples)
     if len(rates) > 1:
-        # equal rates may be one rate of all ranks together, which each rank prints
-        same = min(rates) == max(rates)
+        total, is_printed = (history.rates if history else Rates()).total(rates)
         each = words["rate"]
-        words["rate"] = f"{each} on each of {len(rates)} ranks" if same else f"{amount(sum(rates))}/s in total ({each})"
+        of_each = f"{each} on each of {len(rates)} ranks"
+        words["rate"] = of_each if is_printed else f"{amount(total)}/s in total ({each})"
     timed = sorted(
         (rank.figures["step_time"], rank.rank, row.host) for row, rank in pairs if "step_time" in rank.figures
     )

@@ -147,6 +147,11 @@ def figures_of(ranks: Sequence[RankSample], name: str) -> list[float]:
     return [rank.figures[name] for rank in ranks if name in rank.figures]
 
 
+def rates_of(ranks: Sequence[RankSample]) -> list[tuple[float | None, float]]:
+    """The rates of the ranks that print one, with the steps."""
+    return [(rank.figures.get("step"), rank.figures["rate"]) for rank in ranks if "rate" in rank.figures]
+
+
 def losses_of(ranks: Sequence[RankSample]) -> list[float]:
     """Losses of the ranks at the highest step, because losses of different steps differ. Also losses that are nan."""
     farthest = max(figures_of(ranks, "step"), default=None)

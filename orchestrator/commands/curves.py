@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ..answers.recorded import RankSample
 from ..hosts import claims
 from ..output.epochs import Epochs
-from .board_rows import BoardRow, amount, figures_of, losses_of, number
+from ..output.rates import Rates
+from .board_rows import BoardRow, amount, losses_of, number, rates_of
 
 POINTS = 400  # of a curve of the run; the oldest are dropped
 ROW_POINTS = 64  # of a host, a GPU or a rank
@@ -33,6 +34,7 @@ class History:
         self._figures: dict[int, Mapping[str, float]] = {}  # of each rank, as last seen
         self._attempt = 0
         self.epochs = Epochs()
+        self.rates = Rates()
 
     def add(self, rows: Sequence[BoardRow]) -> None:
         """Add the newest samples of all hosts."""
@@ -42,9 +44,8 @@ class History:
         self._figures |= changed
         if changed:
             self._add("loss", _mean(losses_of(ranks)))
-            rates = figures_of(ranks, "rate")
-            # equal rates may be one rate of all ranks together, which each rank prints
-            self._add("rate", None if not rates else rates[0] if len(set(rates)) == 1 else sum(rates))
+            rates = rates_of(ranks)
+            self._add("rate", self.rates.total(rates)[0] if rates else None)
         self._add("GPU %", _mean(gpu.busy for row in rows if row.now for gpu in row.now.gpus if gpu.busy is not None))
         for row in rows:
             self._add_row(row, changed)

@@ -6,6 +6,7 @@ pipeline        stages and their one clock
 harmless        hides warnings that mean nothing in a run that works
 bars            keeps back states of progress bars
 epochs          notices that steps begin again in each epoch
+rates           tells a rate of all ranks from those of single ranks
 torchrun_noise  shortens torchrun's stack traces
 folding         folds equal lines of many ranks
 mask            hides secrets

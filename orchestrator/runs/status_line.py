@@ -10,6 +10,7 @@ from ..node.serve.figures import figures
 from ..output.epochs import Epochs
 from ..output.lines import Line
 from ..output.pipeline import Stage
+from ..output.rates import Rates
 
 REDRAW = 1.0  # s between two drawings without new lines
 SILENT = 30.0  # s without a line from any rank until the line says so
@@ -49,7 +50,8 @@ class RunStatus:
         self._epochs = Epochs()
         self._bar = ""  # the newest progress bar, if it has no figures
         self._step_times: dict[int, float] = {}
-        self._rates: dict[int, float] = {}
+        self._rates: dict[int, tuple[float | None, float]] = {}  # the newest of each rank, with its step
+        self._known_rates = Rates()
 
     def see(self, lines: Sequence[Line], now: float) -> None:
         for number, line in enumerate(lines, 1):
@@ -129,7 +131,7 @@ class RunStatus:
         if "step_time" in values and line.rank is not None:
             self._step_times[line.rank] = values["step_time"]
         if "rate" in values and math.isfinite(values["rate"]) and line.rank is not None:
-            self._rates[line.rank] = values["rate"]
+            self._rates[line.rank] = values.get("step"), values["rate"]
         if line.rank is not None:
             self._epochs.see(line.rank, values, line.text)
         if "step" in values:
@@ -152,11 +154,9 @@ class RunStatus:
         return "total" in self._newest and self._epochs.has(self._newest["total"])
 
     def _rate(self) -> str:
-        """The sum of all ranks, as in `top`. Equal rates may be one rate of all ranks, which each rank prints."""
-        rates = self._rates.values()
-        if len(rates) == 1 or min(rates) == max(rates):
-            return f"{short(next(iter(rates)))}/s"
-        return f"{short(sum(rates))}/s in total"
+        """The rate of all ranks, as in `top`."""
+        total, is_printed = self._known_rates.total(self._rates.values())
+        return f"{short(total)}/s{'' if is_printed or len(self._rates) == 1 else ' in total'}"
 
     def _slowest(self) -> str:
         """The rank that takes longest for a step, if several ranks print their times."""

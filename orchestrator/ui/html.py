@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from ..output.console import fold
+from ..output.rates import Rates
 from ..output.report_file import PAGE
 from . import bands, log_section, page_style
 from .event_rows import fold_ends
@@ -142,9 +143,11 @@ def _with_throughput(training: Mapping[str, Any]) -> Mapping[str, Any]:
                 at_step.setdefault(step, []).append(rate)
         # a step that only some ranks have printed would look like a drop
         whole = [(step, rates) for step, rates in sorted(at_step.items()) if len(rates) >= len(ranks)]
-        # equal rates may be one rate of all ranks together, which each rank prints
+        known = Rates()
+        for step, rates in whole:
+            known.total([(step, rate) for rate in rates])
         total[f"attempt {attempt}"] = tuple(
-            (step, rates[0] if len(set(rates)) == 1 else sum(rates)) for step, rates in whole
+            (step, known.total([(step, rate) for rate in rates])[0]) for step, rates in whole
         )
     shown = {name: points for name, points in total.items() if points}
     # of one rank that prints, both would be the same

@@ -282,6 +282,7 @@ def test_disks_and_memory_have_curves(made: report_data.Report) -> None:
     [
         ({0: [100, 100], 1: [120, 130]}, [220, 230]),
         ({0: [100, 110], 1: [100, 110]}, [100, 110]),  # each rank prints the rate of all
+        ({0: [100, 84, 100], 1: [120, 84, 100]}, [220, 168, 200]),  # equal by chance
         ({0: [100, 110], 1: [120]}, [220]),  # rank 1 has not printed its second one yet
     ],
 )
