@@ -16,8 +16,10 @@ from ..inventory.model import Inventory
 from ..inventory.via import is_command
 from ..output.console import Console, fold, number_of
 from ..output.terminal import tame
-from ..ssh.dialer import Dialer, Target
+from ..ssh.config import SECOND_FACTOR
+from ..ssh.dialer import ConnectFailure, Dialer, Target
 from ..ssh.known_hosts import Verdict, bits, fingerprint, key_type
+from ..ssh.pipe import GroupMessage
 from .context import load_inventory, make_dialer, make_progress, stderr_console
 
 
@@ -125,7 +127,15 @@ def _name(target: Target) -> str:
 
 
 def _fetch_key(dialer: Dialer, endpoint: SshEndpoint) -> ShownKey:
-    key = dialer.look(endpoint.target)
+    try:
+        key = dialer.look(endpoint.target)
+    except ConnectFailure as failure:
+        if failure.fix != SECOND_FACTOR:
+            raise
+        by_hand = "`trust` cannot log in to it. Accept the key by hand, over a shared connection (ControlMaster): `%s`"
+        fix, target = by_hand % endpoint.target.command, endpoint.target
+        group = GroupMessage(failure.reason, by_hand % "FIRST", target.command)
+        raise ConnectFailure(target.name, failure.phase, failure.reason, failure.code, fix, group) from failure
     return ShownKey(endpoint, key, dialer.host_keys.verify(endpoint.target, key))
 
 

@@ -31,6 +31,8 @@ DEFAULT_KEYS = tuple(f"~/.ssh/id_{kind}" for kind in KEY_KINDS)
 
 MAX_JUMPS = 8
 USE_OPENSSH = "set ssh.via: openssh"
+SECOND_FACTOR = f"{USE_OPENSSH}, and log in once by hand over a shared connection (ControlMaster, see docs/ssh.md)"
+"""The fix for a server that requires more than a key."""
 """The fix for what only the ssh program can do."""
 IMPORTING = threading.RLock()
 """Held while paramiko or a module that needs it is imported: otherwise threads could see half-imported modules."""

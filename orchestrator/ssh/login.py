@@ -20,7 +20,7 @@ import fabric
 import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
-from .config import USE_OPENSSH, Target
+from .config import SECOND_FACTOR, Target
 from .keys import AgentError, Identity, Offer
 from .paramiko_fixes import ChannelRefused, Transport, disabled_algorithms
 from .pipe import END_GRACE, END_WINDOW, STALL_LIMIT, STDERR_KEPT, STDERR_LAG, ConnectFailure, GroupMessage, Tail
@@ -28,9 +28,6 @@ from .tcp import DroppedError
 
 # paramiko also logs the tracebacks of its exceptions, to stderr if logging is not configured.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
-
-SECOND_FACTOR = f"{USE_OPENSSH}, and log in once by hand over a shared connection (ControlMaster, see docs/ssh.md)"
-"""The fix for a server that requires more than a key."""
 
 WAKE_INTERVAL = 5.0
 """Seconds after which paramiko's thread looks whether it is to end; 0.1 by default. `close` wakes it at once."""

@@ -90,7 +90,7 @@ _CAUSES = (
         "ssh-host-key-unknown",
         "host key",
         "its key is not in known_hosts",
-        "compare it with the key on the host, then accept it with `{trust}`",
+        "compare it with the key on the host, then accept it with `{trust}` or `{ssh}`",
     ),
     _Cause(
         "UNPROTECTED PRIVATE KEY|bad permissions",

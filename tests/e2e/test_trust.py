@@ -88,6 +88,18 @@ def test_a_changed_and_a_revoked_key_are_never_added_but_others_are(tmp_path: Pa
         assert public(three.host_key) in known
 
 
+def test_behind_a_jump_host_that_wants_a_password_the_key_is_accepted_by_hand(tmp_path: Path) -> None:
+    client = Client(tmp_path / "client")
+    options = "PasswordAuthentication yes", "AuthenticationMethods publickey,password"
+    with sshd(tmp_path / "jump", client.key, *options) as jump, sshd(tmp_path / "one", client.key) as one:
+        client.configure("Host bastion", "HostName 127.0.0.1", f"Port {jump.port}", f"IdentityFile {client.key}")
+        client.trust(jump.known_line())
+        refused = trust(client, [entry(one, "gpu1", proxy_jump="bastion", via="openssh")], "--yes")
+        assert refused.returncode == 4
+        assert f"`ssh -p {one.port} -J bastion 127.0.0.1`" in refused.stderr, refused.stderr
+        assert "ssh.via" not in refused.stderr
+
+
 def test_jump_hosts_are_asked_first_and_what_is_behind_one_only_when_it_is_trusted(tmp_path: Path) -> None:
     client = Client(tmp_path / "client")
     with sshd(tmp_path / "jump", client.key) as jump, sshd(tmp_path / "one", client.key) as one:
