@@ -337,7 +337,7 @@ def _shared_home(
     for node in nodes:
         home = facts[node.host.name].disks.home
         shares_state = len(machines[hellos[node.host.name].state_inode]) > 1
-        if home is not None and (home.shared or shares_state):
+        if home is not None and (home.shared or shares_state) and "TORCH_EXTENSIONS_DIR" not in node.env:
             message = f"the home folder is on a disk shared with other hosts ({home.kind})"
             fix = "if scripts build torch extensions, set env: {TORCH_EXTENSIONS_DIR: /tmp/torch_extensions}"
             findings.add("note", "home-on-shared-disk", node.host.name, message, fix, f"df -T {home.path}")

@@ -104,7 +104,7 @@ def init(hosts: Sequence[str], source: str | None, output: str, probe: bool | No
         raise
     count = number_of(len(inventory.hosts), "host")
     console.note(
-        f"wrote {output} with {count}, without connecting to them: `python` is python3.\n"
+        f"wrote {output} with {count}, without connecting: `python` is python3.\n"
         f"next:\n  {command('trust', inventory=output)}   # accept the SSH keys of the hosts\n"
         f"  {probe_command}   # find Python with torch, GPUs and networks; or set `python` yourself"
     )

@@ -157,17 +157,21 @@ def whole(low: int, high: int) -> Kind:
     return Kind(f"a whole number from {low} to {high}", take)
 
 
+_LONG_UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
 def seconds(low: float, high: int) -> Kind:
+    """Seconds, or one number with a unit, such as 30s or 15m."""
+
     def take(node: Node, key: str, reading: Reading) -> float:
-        value = float(_digits(node, r"[0-9]{1,9}(\.[0-9]{1,3})?"))
+        text = _digits(node, r"[0-9]{1,9}(\.[0-9]{1,3})?[dhms]?")
+        number = text.rstrip("".join(_LONG_UNITS))
+        value = float(number) * _LONG_UNITS.get(text[len(number) :], 1)
         if not low <= value <= high:
             raise ValueError
         return value
 
     return Kind(f"a number of seconds from {low:g} to {high}", take)
-
-
-_LONG_UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 def duration(low: int, high: int) -> Kind:

@@ -281,6 +281,19 @@ def test_settings_replace_values_of_the_file_and_keep_the_others() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "value"), [("10", 10.0), ("10s", 10.0), ("1.5m", 90.0), ("2h", 7200.0), ("1d", 86_400.0)]
+)
+def test_seconds_may_have_a_unit(text: str, value: float) -> None:
+    assert model.parse(f"hosts: [a]\nrun: {{rejoin_timeout: {text}}}\n", "i.yaml").run.rejoin_timeout == value
+
+
+@pytest.mark.parametrize("text", ["10 s", "s", "1h30m", "400d", "10S"])
+def test_other_texts_are_no_seconds(text: str) -> None:
+    with pytest.raises(InventoryError, match="number of seconds"):
+        model.parse(f"hosts: [a]\nrun: {{rejoin_timeout: {text}}}\n", "i.yaml")
+
+
+@pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("run.max_restarts", "expected KEY=VALUE"),
