@@ -308,6 +308,8 @@ class Facts:
     """Why notifications would fail, by `webhook`, `mail` or `command`; only those that would."""
     autostart: str | None = None
     """Why the crontab or the systemd of the user cannot be used; None: it can, or was not asked for."""
+    cron_runs: bool | None = None
+    """Whether a cron daemon runs there; None: it is not known, or was not asked for."""
     login: Login | None = None
     """None: the host did not say."""
     lazy_init: str | None = None

@@ -264,6 +264,10 @@ def _autostart(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
             fix = "set run.autostart to cron, if the hosts have it"
         fix += ", or remove run.autostart"
         findings.add("error", "autostart-unusable", node.host.name, message, fix, fact.autostart)
+    elif fact.cron_runs is False:
+        message = "run.autostart is cron, but no cron daemon seems to run: after a reboot, nothing would start the run"
+        fix = "start cron there (in a container, with its entrypoint), or use `ddp-orch revive` after a reboot"
+        findings.add("warning", "autostart-unusable", node.host.name, message, fix, "pgrep cron: nothing")
     elif kind == "systemd" and login is not None and not login.linger:
         message = "run.autostart is systemd, but without lingering your units start only when you log in"
         seen = "loginctl show-user --property=Linger: Linger=no"

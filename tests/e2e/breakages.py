@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lab import systemd
@@ -77,6 +78,17 @@ def hosts(lab: Lab, **of_one: Any) -> list[dict[str, Any]]:
     return [
         {"name": host.name, "address": host.address, **(of_one if host.name == "node-1" else {})} for host in lab.hosts
     ]
+
+
+@contextlib.contextmanager
+def cron_on(hosts: Iterable[Host]) -> Iterator[None]:
+    daemons = [host.popen(["cron", "-f"], "root") for host in hosts]
+    for daemon in daemons:
+        wait_until(lambda pid=daemon.pid: Path(f"/proc/{pid}/comm").read_text() == "cron\n", 10, "cron runs")
+    yield
+    for daemon in daemons:
+        daemon.terminate()
+        daemon.wait(10)
 
 
 def write(host: Host, path: str, text: str, mode: str = "644") -> None:
@@ -710,8 +722,15 @@ def gpu_case(code: str, severity: str = "error", **options: Any) -> Callable[...
 def a_crontab_that_is_not_allowed(lab: Lab) -> Iterator[Overrides]:
     host = lab.hosts[1]
     host.root_run(["mount", "--bind", "/bin/false", "/usr/bin/crontab"])
-    yield {"run": {"autostart": "cron", "max_restarts": 1}}
+    with cron_on(lab.hosts):
+        yield {"run": {"autostart": "cron", "max_restarts": 1}}
     host.root_run(["umount", "/usr/bin/crontab"])
+
+
+@case("autostart-unusable", severity="warning", fix="entrypoint")
+def a_cron_that_does_not_run(lab: Lab) -> Iterator[Overrides]:
+    with cron_on([lab.hosts[0], *lab.hosts[2:]]):
+        yield {"run": {"autostart": "cron", "max_restarts": 1}}
 
 
 @case("autostart-unusable", fix="enable-linger")

@@ -170,6 +170,9 @@ def test_a_notification_that_would_fail_is_a_warning() -> None:
 
 def test_a_crontab_that_cannot_be_used_prevents_the_start() -> None:
     text = "hosts: [a]\nrun: {autostart: cron, max_restarts: 1}"
+    assert not found(text, {"a": {"cron_runs": True}})
+    (warning,) = found(text, {"a": {"cron_runs": False}})
+    assert brief([warning]) == [("warning", "autostart-unusable", ("a",))] and "daemon" in warning.message
     (finding,) = found(text, {"a": {"autostart": "there is no crontab program"}})
     assert brief([finding]) == [("error", "autostart-unusable", ("a",))]
 

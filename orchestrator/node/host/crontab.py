@@ -11,11 +11,13 @@ import shutil
 import subprocess
 from typing import Callable, List, Optional, Sequence
 
-from . import state
+from . import processes, state
 
 WINDOW = 20.0  # s for the crontab program
 MARK = "# ddp-orch run "
 _LINE = re.compile(r"@reboot .*" + re.escape(MARK) + r"([a-z0-9][a-z0-9-]{3,60})$")
+_DAEMON = re.compile(r"(f|d|bus|sys)?crond?$")  # of vixie cron, cronie, fcron, dcron, busybox and BSD
+_GENERATOR = "/usr/lib/systemd/system-generators/systemd-crontab-generator"  # systemd-cron: there is no process
 _EMPTY = ("no crontab", "No such file")  # vixie cron and cronie; busybox
 
 
@@ -30,6 +32,13 @@ def why_unusable() -> Optional[str]:
     except Unusable as error:
         return str(error)
     return None
+
+
+def daemon_runs() -> Optional[bool]:
+    """Whether anything starts the lines of crontabs; None: this host does not show the processes of others."""
+    if os.geteuid() != 0 and not processes.name(1):
+        return None  # /proc is mounted with hidepid
+    return os.path.exists(_GENERATOR) or any(_DAEMON.match(processes.name(pid)) for pid in processes.pids())
 
 
 def add(run_id: str, command: str) -> None:

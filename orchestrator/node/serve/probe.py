@@ -11,7 +11,7 @@ import time
 from typing import Any, Callable, Dict, List
 
 from ..guard import autostart
-from ..host import init_process, ledger, login_session
+from ..host import crontab, init_process, ledger, login_session
 from ..host.run_command import answers_of
 from ..ranks import job
 from ..recorder import notify
@@ -45,6 +45,8 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
     }
     if arguments["autostart"]:
         questions["autostart"] = lambda: autostart.why_unusable(arguments["autostart"])
+    if arguments["autostart"] == "cron":
+        questions["cron_runs"] = crontab.daemon_runs
     if arguments["notify"]:
         questions["notify"] = lambda: notify.look(arguments["notify"])
     if arguments["keep"]:
@@ -76,6 +78,7 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "names": answers["names"],
         "notify": answers.get("notify", {}),
         "autostart": answers.get("autostart"),
+        "cron_runs": answers.get("cron_runs"),
         "container": answers.get("container"),
         "ledger": ledger.newest(LEDGER_MOST),
         "finished": answers.get("finished"),
