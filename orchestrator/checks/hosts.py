@@ -121,7 +121,7 @@ def _state_folder(node: Node, hello: Hello, findings: Findings) -> None:
     for why in hello.passed_over:
         message = f"{why}; runs are now recorded in {hello.state or 'another folder'}, so earlier runs are not visible"
         fix = "make the folder yours and private (chown, chmod 700), or remove it"
-        findings.add("warning", "state-folder-unusable", node.host.name, message, fix, why)
+        findings.add("warning", "state-folder-unusable", node.host.name, message, fix, f"state folder: {why}")
 
 
 def _folders(node: Node, fact: Facts, findings: Findings) -> None:
@@ -252,7 +252,7 @@ def _notify(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
             "command": "install it there, or set its full path",
         }.get(key, "")
         fix += "\nddp-orch notify INVENTORY --test"
-        findings.add("warning", "notify-failed", node.host.name, f"notify.{key} would fail: {why}", fix, why)
+        findings.add("warning", "notify-failed", node.host.name, f"notify.{key} would fail: {why}", fix, f"notify.{key}: {why}")
 
 
 def _autostart(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
@@ -263,7 +263,7 @@ def _autostart(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
         if kind == "systemd":
             fix = "set run.autostart to cron, if the hosts have it"
         fix += ", or remove run.autostart"
-        findings.add("error", "autostart-unusable", node.host.name, message, fix, fact.autostart)
+        findings.add("error", "autostart-unusable", node.host.name, message, fix, f"{kind}: {fact.autostart}")
     elif fact.cron_runs is False:
         message = "run.autostart is cron, but no cron daemon seems to run: after a reboot, nothing would start the run"
         fix = "start cron there (in a container, with its entrypoint), or use `ddp-orch revive` after a reboot"

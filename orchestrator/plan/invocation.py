@@ -133,6 +133,8 @@ def _recognise(words: tuple[str, ...], environ: Mapping[str, str]) -> Invocation
         return _ray(words, environ)
     if _PYTHON.fullmatch(program):
         return _python(words, environ)
+    if words[0] == "-m" and words[1:2] and words[1] in _MODULES:
+        return _python(("python", *words), environ)
     if program in _REFUSED:
         raise UsageError(f"{program}: ddp-orch starts the ranks itself; {_REFUSED[program]}")
     return _launched(_PROGRAMS.get(program, ""), words, environ)

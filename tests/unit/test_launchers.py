@@ -56,6 +56,9 @@ def test_every_launcher_has_a_row() -> None:
         ),
         ("torchrun --nproc-per-node=gpu x.py", {"words": "x.py"}),
         ("python -m torch.distributed.run --nproc_per_node=2 x.py", {"words": "x.py", "nproc_per_node": 2}),
+        ("-m torch.distributed.run --nproc_per_node=2 x.py", {"words": "x.py", "nproc_per_node": 2}),
+        ("-m deepspeed x.py", {"words": "x.py", "launcher": "deepspeed"}),
+        ("-m package.train x.py", {"words": "-m package.train x.py"}),
         (
             "python -m torch.distributed.launch --nproc_per_node=2 --master_port 1 x.py --a",
             {"words": "x.py --a", "nproc_per_node": 2, "launcher": "torch.distributed.launch"},
