@@ -121,7 +121,8 @@ def _state_folder(node: Node, hello: Hello, findings: Findings) -> None:
     for why in hello.passed_over:
         message = f"{why}; runs are now recorded in {hello.state or 'another folder'}, so earlier runs are not visible"
         fix = "make the folder yours and private (chown, chmod 700), or remove it"
-        findings.add("warning", "state-folder-unusable", node.host.name, message, fix, f"state folder: {why}")
+        seen = f"state folder: {why}"
+        findings.add("warning", "state-folder-unusable", node.host.name, message, fix, seen)
 
 
 def _folders(node: Node, fact: Facts, findings: Findings) -> None:
@@ -252,7 +253,8 @@ def _notify(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
             "command": "install it there, or set its full path",
         }.get(key, "")
         fix += "\nddp-orch notify INVENTORY --test"
-        findings.add("warning", "notify-failed", node.host.name, f"notify.{key} would fail: {why}", fix, f"notify.{key}: {why}")
+        message = f"notify.{key} would fail: {why}"
+        findings.add("warning", "notify-failed", node.host.name, message, fix, f"notify.{key}: {why}")
 
 
 def _autostart(plan: Plan, node: Node, fact: Facts, findings: Findings) -> None:
