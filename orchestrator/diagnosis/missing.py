@@ -13,6 +13,7 @@ from . import causes, shell_errors
 CODES = ("dataset-missing", "file-missing-on-host")
 QUOTED = re.compile(r"['\"](/?[\w.-]+(?:/[\w. -]+)*/?)['\"]")
 BARE = re.compile(r"(?<![\w./:~])(/[\w.-]+(?:/[\w.-]+)+)")
+OF_TRAINER = re.compile(r"\bvalid checkpoint at (\S+)$")  # of transformers
 IN_HOME = re.compile(r"['\"](~[\w.-]*/[^'\"]+)['\"]")
 OUTPUTS = re.compile(r"/[0-9a-f]{12}/out/[^/]+/.")  # in an output folder of a run, which each host has for itself
 SET_RESUME = (
@@ -51,7 +52,7 @@ def path_of(finding: Finding) -> str | None:
             continue  # a frame of the traceback
         if path := shell_errors.missing_path(text):
             return path
-        for match in (QUOTED.search(text), BARE.search(text)):
+        for match in (QUOTED.search(text), BARE.search(text), OF_TRAINER.search(text)):
             if match and "://" not in text[: match.start() + 8]:
                 return match[1]
     return None

@@ -62,6 +62,11 @@ def test_a_missing_file_on_all_ranks_is_confident() -> None:
     assert found(one + one.replace("rank0", "rank1")) == ("dataset-missing", "high")
 
 
+@pytest.mark.parametrize("what", ["Can't find a valid checkpoint at out/checkpoint-300", "Unable to find '/data/x'"])
+def test_a_missing_file_of_which_a_library_tells_in_its_own_words(what: str) -> None:
+    assert found(ERROR + f"ValueError: {what}\n")[0] == "dataset-missing"
+
+
 @pytest.mark.parametrize("kind", ["ImportError", "OSError"])
 def test_a_library_that_cannot_be_loaded_is_not_missing_data(kind: str) -> None:
     text = ERROR + f"{kind}: libcudnn.so.8: cannot open shared object file: No such file or directory\n"

@@ -29,6 +29,7 @@ def finding(text: str, code: str = "dataset-missing") -> Finding:
         ("FileNotFoundError: [Errno 2] No such file or directory: 'data/my set/x.bin'", "data/my set/x.bin"),
         ("RuntimeError: Unable to find /data/imagenet/train", "/data/imagenet/train"),
         ("OSError: Unable to open file (name = '/m/e_1.v1.h5', errno = 2)", "/m/e_1.v1.h5"),
+        ("ValueError: Can't find a valid checkpoint at out/checkpoint-300", "out/checkpoint-300"),
         ("ValueError: no data", None),
         ("FileNotFoundError: [Errno 2] No such file or directory: '~/data/d.pt'", None),
         ("urllib.error.URLError: <urlopen error> https://x.org/data/train.tar", None),
