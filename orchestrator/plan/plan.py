@@ -34,6 +34,7 @@ _FILE_ADVICE = "Put the value in a file and pass its path"
 _SHELL_NAMES = {"DDP_ORCH_OUTPUT_DIR": "{output}", "DDP_ORCH_RUN_NAME": "{run}"}
 _SPECIAL_TOKEN = re.compile(r"<.*>|\[.*\]")  # of a tokenizer: --pad-token "<|endoftext|>"
 _SHELL_VARIABLE = re.compile(r"\$(?:(DDP_ORCH_[A-Z_]+)|\{(DDP_ORCH_[A-Z_]+)\})")
+_OF_RANK = re.compile(r"\$\{?((?:LOCAL_|NODE_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT))\}?")
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def describe_unused(plan: Plan) -> tuple[str, ...]:
 
 
 def advise_shell_variables(plan: Plan) -> tuple[str, ...]:
-    """A warning for each argument or variable in which `$DDP_ORCH_...` would need a shell to be expanded."""
+    """A warning for each argument or variable in which `$DDP_ORCH_...`, `$RANK` and such would need a shell."""
     warnings = {}
     for node in plan.nodes:
         first = 1 + find_script_arguments(node.command[1:])
@@ -231,6 +232,9 @@ def advise_shell_variables(plan: Plan) -> tuple[str, ...]:
             correct = _SHELL_VARIABLE.sub(lambda match: _SHELL_NAMES.get(match[1] or match[2], match[0]), text)
             if correct != text:
                 warnings[what] = f"{what} is not expanded, because no shell reads it; write {shlex.quote(correct)}"
+            elif name := _OF_RANK.fullmatch(text):
+                read = f'read os.environ["{name[1]}"] in the script'
+                warnings[what] = f"{what} is not expanded, because no shell reads it; {read}"
     return tuple(warnings.values())
 
 

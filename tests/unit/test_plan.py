@@ -355,6 +355,15 @@ def test_a_variable_that_no_shell_expands_is_said_with_the_right_spelling(word: 
         assert [one.rpartition("; write ")[2].strip("'") for one in said] == ([right] if right else [])
 
 
+@pytest.mark.parametrize(("word", "read"), [("$RANK", "RANK"), ("${LOCAL_RANK}", "LOCAL_RANK"), ("$RANKS", None)])
+def test_a_variable_of_a_rank_is_to_be_read_by_the_script(word: str, read: str | None) -> None:
+    inventory = model.parse("hosts: [a, b]", "inventory.yaml")
+    command = ("-u", "train.py", "--rank", word)
+    of = plan.make(inventory, run_id="R", name="lab", command=command, code=None, env={}, debug=False)
+    said = "".join(plan.advise_shell_variables(of))
+    assert (f'os.environ["{read}"]' in said) if read else not said
+
+
 def test_an_election_that_the_chosen_hosts_cannot_hold_is_told() -> None:
     text = "hosts: [a, b, c]\nrun: {max_restarts: 3, head_lost: elect}"
     read = model.parse(text, "inventory.yaml")
