@@ -34,6 +34,7 @@ def ssh_argv(host: Host, host_keys: str, connect_timeout: float, config_file: Pa
         "ServerAliveInterval": _ALIVE_INTERVAL,
         "ServerAliveCountMax": _ALIVE_COUNT,
         "ControlMaster": "no",  # use the master of the user, but be none: other sessions would end with this one
+        "ControlPersist": "no",  # with it, ssh hides what the ssh of a jump host says
         "ForwardAgent": "no",
         "ForwardX11": "no",
         "ClearAllForwardings": "yes",

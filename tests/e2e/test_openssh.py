@@ -133,19 +133,21 @@ def test_a_denied_login_is_not_tried_again(start: Start, client: Client, tmp_pat
     assert server.log().count("closed by authenticating") == 1
 
 
-@pytest.mark.parametrize("jump_of", ["ssh_config", "the inventory"])
+@pytest.mark.parametrize("jump_of", ["ssh_config", "the inventory", "a persistent connection"])
 def test_a_jump_host_that_wants_a_password_gets_none(start: Start, client: Client, jump_of: str) -> None:
     """`ssh -o BatchMode=yes` starts another ssh for the jump host, without the option. It sends empty passwords."""
     outer, last = start("PasswordAuthentication yes", "AuthenticationMethods publickey,password"), start()
     client.trust(outer.known_line(), last.known_line())
     jump = f"{USER}@127.0.0.1:{outer.port}"
     target = by_ssh(last, proxy_jump=jump)
-    if jump_of == "ssh_config":
-        client.configure(f"IdentityFile {client.key}", "Host behind", "HostName 127.0.0.1", f"ProxyJump {jump}")
+    if jump_of != "the inventory":
+        shared = ("ControlPath ~/.ssh/%C", "ControlPersist 60") if jump_of == "a persistent connection" else ()
+        lines = (f"IdentityFile {client.key}", *shared, "Host behind", "HostName 127.0.0.1", f"ProxyJump {jump}")
+        client.configure(*lines)
         target = by_ssh(last, address="behind")
     assert failure(client.dialer(), target).code == "ssh-auth-denied"
     wait_until(lambda: "closed by authenticating" in outer.log(), 10, "the jump host saw the attempt")
-    assert "Partial publickey" in outer.log()
+    assert outer.log().count("Partial publickey") == 1
     assert "Failed password" not in outer.log()
 
 
