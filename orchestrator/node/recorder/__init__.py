@@ -11,4 +11,6 @@ snapshot_time    how long the script takes to save one
 notify           sends the user's notifications
 mail             sends a notification by mail
 webhooks         the forms in which services take a notification
+webhook_connections  call a function before a message is sent on them
+wait_news        drops messages that the run waits when it does not any more, and takes them back
 """

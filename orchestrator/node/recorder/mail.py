@@ -4,7 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
-from typing import List, NamedTuple, Optional
+from typing import Callable, List, NamedTuple, Optional
 from urllib.parse import unquote, urlsplit
 
 SERVER_WINDOW = 20.0  # s for each answer of an SMTP server
@@ -40,11 +40,14 @@ def find_sendmail() -> Optional[str]:
     return shutil.which("sendmail", path="%s:%s" % (os.environ.get("PATH", os.defpath), FOLDERS))
 
 
-def send(address: str, text: str) -> Optional[str]:
-    """Returns the problem or None. The address may contain a password, and is in no text."""
+def send(address: str, text: str, before: Callable[[], None] = lambda: None) -> Optional[str]:
+    """Returns the problem or None. The address may contain a password, and is in no text.
+
+    `before`: is called before anything is sent. What it raises ends that.
+    """
     target = parse(address)
     data = _compose(target, text)
-    return _pipe(data) if target.scheme == "mailto" else _submit(target, data)
+    return _pipe(data, before) if target.scheme == "mailto" else _submit(target, data, before)
 
 
 def _compose(target: Target, text: str) -> bytes:
@@ -68,10 +71,11 @@ def _sender(target: Target) -> str:
     return target.user if "@" in target.user else target.to[0]
 
 
-def _pipe(data: bytes) -> Optional[str]:
+def _pipe(data: bytes, before: Callable[[], None]) -> Optional[str]:
     program = find_sendmail()
     if program is None:
         return "sendmail: not found"
+    before()
     try:
         done = subprocess.run([program, "-t", "-i"], input=data, stdout=2, stderr=2, timeout=PROGRAM_WINDOW)
     except subprocess.TimeoutExpired:
@@ -79,7 +83,7 @@ def _pipe(data: bytes) -> Optional[str]:
     return "sendmail: exit status %d" % done.returncode if done.returncode else None
 
 
-def _submit(target: Target, data: bytes) -> Optional[str]:
+def _submit(target: Target, data: bytes, before: Callable[[], None]) -> Optional[str]:
     import smtplib  # with ssl and email: not in every recorder's memory
     import ssl
 
@@ -95,6 +99,7 @@ def _submit(target: Target, data: bytes) -> Optional[str]:
                 if target.scheme == "smtp":  # a password never travels in the clear
                     server.starttls(context=ssl.create_default_context())
                 server.login(target.user, target.password)
+            before()
             refused = server.sendmail(_sender(target), target.to, data)
         return "the server refused %d of the recipients" % len(refused) if refused else None
     except smtplib.SMTPResponseException as error:

@@ -4,6 +4,7 @@ A child of the recorder does it, so that a webhook that does not answer delays n
 names hosts, ranks and exit codes, and nothing that a rank has printed: that may contain a secret.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -17,7 +18,8 @@ from typing import Any, Dict, Optional, Sequence
 
 from ..host import processes, state
 from ..ranks.job import in_memory
-from . import journal
+from . import journal, wait_news
+from .wait_news import WaitMessage
 
 TRIES = 3
 PAUSE = 5.0  # s between tries
@@ -34,6 +36,7 @@ WORDS = {
     "killed": "was stopped",
     "lost": "was lost",
     "waiting": "waits for hosts",
+    "continues": "continues",
     "starting": "has started",
     "stalled": "prints nothing",
     "ending": "is asked for a snapshot, to be stopped before its walltime",
@@ -43,6 +46,7 @@ EVENTS = {
     "starting": "start",
     "restarting": "restart",
     "waiting": "wait",
+    "continues": "wait",
     "stalled": "stall",
     "ending": "walltime",
     "non-finite-loss": "loss",
@@ -94,18 +98,25 @@ def is_last(message: Dict[str, Any]) -> bool:
     return message["state"] not in EVENTS
 
 
-def tell(program: str, targets: Dict[str, Any], message: Dict[str, Any], folder: str) -> None:
+def tell(
+    program: str, targets: Dict[str, Any], message: Dict[str, Any], folder: str, takes_back: Optional[int] = None
+) -> None:
     """Start a process that sends the message, and return at once. `targets`: webhook, mail, command: each text or null.
+
+    `takes_back`: it goes only where one that the run waits, of that number or a later one, may have arrived.
+
 
     Problems go into the log of the run, whose folder this is, and into its RECORD. Not a fork: the recorder has
     threads, and its links and FIFOs must not stay open through it.
     """
     if not any(targets.get(what) for what in ("webhook", "mail", "command")):
         return
-    if EVENTS.get(message["state"], "end") not in targets.get("events", USUAL):
+    number = wait_news.supersede(folder)
+    if takes_back is None and EVENTS.get(message["state"], "end") not in targets.get("events", USUAL):
         return
     try:
-        given = in_memory(json.dumps({"wanted": targets, "said": message, "folder": folder}).encode("ascii"))
+        fields = {"wanted": targets, "said": message, "folder": folder, "number": number, "takes_back": takes_back}
+        given = in_memory(json.dumps(fields).encode("ascii"))
         try:
             child = subprocess.Popen(processes.own_program(program, "notify"), stdin=given, start_new_session=True)
         finally:
@@ -120,7 +131,11 @@ def main() -> int:
     processes.set_name("ddp-notify")
     given = json.load(sys.stdin)
     targets, message, folder = given["wanted"], given["said"], given["folder"]
-    if is_last(message):
+    if given.get("takes_back") is not None:
+        _take_back(targets, message, folder, given["takes_back"])
+    elif message["state"] == "waiting":
+        _send_waiting(targets, message, folder, given["number"])
+    elif is_last(message):
         _send_last(targets, message, folder)
     else:
         _record(folder, message["attempt"], send(targets, message))
@@ -136,14 +151,46 @@ def _send_last(targets: Dict[str, Any], message: Dict[str, Any], folder: str) ->
         os.write(file, message["state"].encode("ascii"))
 
 
-def send(targets: Dict[str, Any], message: Dict[str, Any], tries: int = TRIES) -> Dict[str, str]:
-    """Notify all targets. Returns the problems, by `webhook`, `mail` and `command`."""
-    problems = {
-        "webhook": post(targets["webhook"], message["text"], tries) if targets.get("webhook") else None,
-        "mail": _send_mail(targets["mail"], message["text"], tries) if targets.get("mail") else None,
-        "command": run(targets["command"], message) if targets.get("command") else None,
-    }
+def _send_waiting(targets: Dict[str, Any], message: Dict[str, Any], folder: str, number: int) -> None:
+    with wait_news.one_at_a_time(folder), contextlib.suppress(wait_news.Outdated):
+        problems = send(targets, message, waiting=WaitMessage(folder, number))
+        _record(folder, message["attempt"], problems)
+
+
+def _take_back(targets: Dict[str, Any], message: Dict[str, Any], folder: str, since: int) -> None:
+    """Send the message where one that the run waits may have arrived. One that is still being sent comes first."""
+    with wait_news.one_at_a_time(folder):
+        reached = wait_news.sent_since(folder, since)
+        if reached:
+            _record(folder, message["attempt"], send({what: targets.get(what) for what in reached}, message))
+
+
+def send(
+    targets: Dict[str, Any], message: Dict[str, Any], tries: int = TRIES, waiting: Optional[WaitMessage] = None
+) -> Dict[str, str]:
+    """Notify all targets. Returns the problems, by `webhook`, `mail` and `command`.
+
+    `waiting`: if the message says that the run waits. Raises Outdated if that does not apply any more.
+    """
+    problems: Dict[str, Optional[str]] = {}
+    if targets.get("webhook"):
+        problems["webhook"] = post(targets["webhook"], message["text"], tries, waiting)
+    if targets.get("mail"):
+        problems["mail"] = _send_mail(targets["mail"], message["text"], tries, waiting)
+    if targets.get("command"):
+        _look(waiting)
+        problems["command"] = run(targets["command"], message)
+        if waiting is not None and problems["command"] is None:
+            waiting.note("command")
     return {what: why for what, why in problems.items() if why is not None}
+
+
+def _look(waiting: Optional[WaitMessage], arrives_at: str = "") -> None:
+    """Go on only if the message still applies. `arrives_at`: the target that is about to get it."""
+    if waiting is not None:
+        waiting.check()
+        if arrives_at:
+            waiting.note(arrives_at)
 
 
 def _record(folder: str, attempt: int, problems: Dict[str, str]) -> None:
@@ -215,23 +262,25 @@ def _find(program: str) -> Optional[str]:
     return None if status == 0 else "%s: not found" % program
 
 
-def post(webhook: str, text: str, tries: int = TRIES) -> Optional[str]:
+def post(webhook: str, text: str, tries: int = TRIES, waiting: Optional[WaitMessage] = None) -> Optional[str]:
     """Post a message, with retries. Returns the problem or None. The address may be a secret, and is in no text."""
     import urllib.error
     import urllib.request  # with ssl and http: not in every recorder's memory
 
-    from . import webhooks
+    from . import webhook_connections, webhooks
 
     data, head = webhooks.encode(webhook, text)
     head = {**head, "User-Agent": "ddp-orch"}
+    opener = webhook_connections.opener(lambda: _look(waiting, "webhook"))
 
     why = ""
     for number in range(tries):
         if number:
             time.sleep(PAUSE)
+        _look(waiting)
         try:
             request = urllib.request.Request(webhook, data, head)  # noqa: S310  the inventory takes http and https only
-            urllib.request.urlopen(request, timeout=ANSWER_WINDOW).close()  # noqa: S310
+            opener.open(request, timeout=ANSWER_WINDOW).close()
             return None
         except urllib.error.HTTPError as error:
             why = "the server answered %d" % error.code
@@ -242,15 +291,17 @@ def post(webhook: str, text: str, tries: int = TRIES) -> Optional[str]:
     return why
 
 
-def _send_mail(address: str, text: str, tries: int) -> Optional[str]:
+def _send_mail(address: str, text: str, tries: int, waiting: Optional[WaitMessage] = None) -> Optional[str]:
     from . import mail
 
-    why = mail.send(address, text)
-    for _ in range(tries - 1):
+    why: Optional[str] = None
+    for number in range(tries):
+        if number:
+            time.sleep(PAUSE)
+        _look(waiting)
+        why = mail.send(address, text, lambda: _look(waiting, "mail"))
         if why is None:
-            break
-        time.sleep(PAUSE)
-        why = mail.send(address, text)
+            return None
     return why
 
 

@@ -19,6 +19,7 @@ all_hosts        the addresses of all hosts, for commands that name them
 output_server    the process that sends and fetches files of the output folder, with `run.resume`
 narration        what is said of changes of the gang's state: lines for the log, and news
 teller           says it, and notifies people
+reporter         notifies people in place of a head that is silent, and takes that back
 shown_state      what `ps` shows of the whole run
 
 With `run.head_lost: elect`, the nodes elect another head when theirs is lost:

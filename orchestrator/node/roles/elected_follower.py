@@ -3,7 +3,7 @@
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ..gang import drain, gang_events
+from ..gang import drain, gang_events, gang_orders
 from ..gang.election_state import SHORTER, SILENT_BEATS, Beat, Message
 from ..gang.gang_state import State
 from ..guard.permit import clock
@@ -130,7 +130,8 @@ class ElectedFollower(WorkerLink):
         self._voter.missed, self._voter.head_answered = [], False
         self._recorder.permit(until - clock())
         if self._fenced and not self._ended:
-            self._fenced = self._has_told = False
+            self._fenced = False
+            self._reporter.hear_head()
             self._missing = []
             self._show(None)
             self._recorder.say("%s is the head" % self._head_host)
@@ -188,6 +189,7 @@ class ElectedFollower(WorkerLink):
         verdict = None if self._ended else self._committed().verdict
         if verdict is not None:
             self._ended = True
+            self._reporter.hear_end(verdict)
             self._recorder.command({"do": "end", "verdict": verdict})
             return
         self._voter.head_answered = self._voter.head_answered or (not self._fenced and self._head_answers())
@@ -225,6 +227,9 @@ class ElectedFollower(WorkerLink):
             return super()._tells()
         left = self._voter.state.voters.difference(missing)
         return min(left, default=None) == self._spec["node"] and not self._is_stranger
+
+    def _others_run(self) -> bool:
+        return gang_orders.label(self._committed()) == "running"
 
     def _tells_of_stop(self) -> bool:
         """Between the head that has left the lead and the next one, nobody else does."""

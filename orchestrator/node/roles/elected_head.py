@@ -13,6 +13,7 @@ from ..host import network
 from ..link import messages
 from ..link.link import BEAT, Link
 from ..link.peers import RecorderApi
+from ..recorder import wait_news
 from .detour import Received
 from .election_messages import encode
 from .gang_log import EventLog, first_state
@@ -60,7 +61,8 @@ class ElectedHead(HeadLink):
         return self._entries
 
     def close(self) -> None:
-        """Another node is the head now."""
+        """Another node is the head now, and tells whether the run waits."""
+        wait_news.supersede(self._recorder.folder)
         self._resumption.close()
         for link in self._nodes.values():
             link.close()
@@ -145,6 +147,8 @@ class ElectedHead(HeadLink):
         self._answer_requests()
         if self._voter.is_current and not self._has_announced:
             self._has_announced = True
+            if wait_news.reported_since(self._recorder.folder) is not None:
+                wait_news.close_report(self._recorder.folder)  # the head tells what follows
             self._admit_all()
             self._teller.tell_of_end(self._entries.committed)  # an earlier head may have been lost before it did
             for number in [self._here, *self._nodes]:

@@ -11,9 +11,10 @@ from ..link import messages
 from ..link.link import HANDSHAKE_WINDOW, JOIN_WINDOW, Link, LinkClosed, beat, dial, lease
 from ..link.messages import Envelope, OfHead
 from ..link.peers import TICK, ClusterLink, RecorderApi
-from ..recorder import notify, saved_line
+from ..recorder import saved_line
 from . import narration, shown_state
 from .detour import Received
+from .reporter import Reporter
 from .transport import Transport
 
 REDIAL = 0.3  # s between tries to reach the head
@@ -49,7 +50,7 @@ class WorkerLink(ClusterLink):
         self._began = self._heard_at = time.monotonic()
         self._joined = False
         self._fenced = False  # nothing of the head for a lease
-        self._has_told = False  # that the run waits, since it heard the head last
+        self._reporter = Reporter(recorder)
         self._ended = False
         self._node_rank: Optional[int] = None  # in the newest attempt
         self._saved = saved_line.Watch(recorder.folder)
@@ -130,6 +131,7 @@ class WorkerLink(ClusterLink):
 
     def _carry_out(self, order: gang_events.Order, until: Optional[float] = None) -> None:
         self._order = order
+        self._reporter.obey(order)
         if isinstance(order, gang_events.Run):
             self._node_rank = order.node_rank
         if isinstance(order, (gang_events.Run, gang_events.Wait)):
@@ -149,7 +151,8 @@ class WorkerLink(ClusterLink):
         self._heard_at = max(self._heard_at, time.monotonic() - age)
         self._recorder.permit(self._lease - age)
         if self._fenced and not self._ended:
-            self._fenced = self._has_told = False
+            self._fenced = False
+            self._reporter.hear_head()
             self._show(None)
             self._recorder.say("the head (%s) is back" % self._head_host)
 
@@ -288,6 +291,8 @@ class WorkerLink(ClusterLink):
             self._recorder.command({"do": "cannot", "why": why, "code": "ephemeral-ports-blocked"})
         if now - self._heard_at > self._lease and self._begun():
             self._fence(now)
+        else:
+            self._reporter.on_tick(self._others_run)
 
     def _beat(self, unheard: float) -> None:
         """`unheard`: seconds since a message of the head arrived on the link."""
@@ -377,9 +382,10 @@ class WorkerLink(ClusterLink):
             "stopped_by": by,
             "attempt": status["attempt"],
         }
-        if by and (self._has_told or self._tells_of_stop()):
+        self._reporter.end()
+        if by and (self._reporter.has_told or self._tells_of_stop()):
             self._recorder.say("the run was stopped: requested by %s" % by)
-            self._notify("killed", None)
+            self._reporter.tell_of_stop()
         else:
             self._tell_for_the_head("lost")
         self._recorder.command({"do": "end", "verdict": verdict})
@@ -404,17 +410,9 @@ class WorkerLink(ClusterLink):
 
     def _tell_for_the_head(self, label: str) -> None:
         """Notify in place of the head."""
-        status = self._recorder.reported
-        if not self._tells() or status["stop"]:
-            return
-        here = self._spec["nodes"][self._spec["node"]]["host"]
-        report = self._head_lost()
-        report["what"] = "%s (reported by %s)" % (report["what"], here)
-        self._has_told = True
-        wait = "it waits for %s %s" % (", ".join(self._awaited()), narration.wait_until(self._gives_up_at()))
-        wait += ", unless only %s is cut off%s" % (here, notify.advise_reviving(self._spec))
-        self._notify(label, report, wait if label == "waiting" else "")
+        if self._tells() and not self._recorder.reported["stop"]:
+            self._reporter.tell(label, self._head_lost(), self._awaited(), self._gives_up_at())
 
-    def _notify(self, label: str, failure: Optional[Dict[str, Any]], more: str = "") -> None:
-        message = notify.message(self._spec, label, self._recorder.reported["attempt"], failure, more=more)
-        notify.tell(self._spec["program"], self._recorder.notify, message, self._recorder.folder)
+    def _others_run(self) -> bool:
+        """Whether the ranks run on other hosts, while this one is a spare. The head has not said that it waits."""
+        return True
