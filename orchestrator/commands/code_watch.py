@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..answers.signaled import FINISH
-from ..errors import Interrupted, OrchError, UsageError
+from ..errors import Interrupted, OrchError, RunStopped, UsageError
 from ..hosts.fleet import Fleet, fold_failures
 from ..inventory.model import Host
+from ..inventory.sources.schedulers import current_scheduler
 from ..output.console import Console
 from ..plan.snapshot import FileEntry, Snapshot
 from ..runs import registry
@@ -33,7 +34,7 @@ UNKNOWN: _Stamp = (0, 0, 0)  # that of no file
 
 
 def watch(options: UpOptions, before_start: BeforeStart | None = None) -> int:
-    """Returns the exit code of the last run, when Ctrl-C ends it or the wait for a change.
+    """Returns the exit code of the last run, when Ctrl-C ends it or the wait for a change, or the job ends.
 
     `before_start`: as in `up`, before the first run.
     """
@@ -45,6 +46,10 @@ def watch(options: UpOptions, before_start: BeforeStart | None = None) -> int:
     while True:
         if not watching.has_changed:
             if code == Interrupted.exit_code:  # by Ctrl-C, or by a `kill` from somewhere else
+                return code
+            if code == RunStopped.exit_code and current_scheduler(
+                os.environ
+            ):  # the job ends, or its terminal is closed
                 return code
             console.note("waiting for a change of the code; Ctrl-C exits")
             try:

@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import RunStopped, UsageError
 from ..inventory import via
 from ..inventory.model import Host, Inventory
 from ..inventory.sources.batch_job import REQUEUE_EXIT_CODES, BatchJob, job_of
+from ..inventory.sources.schedulers import current_scheduler
 from ..output.console import Console, fold
 from ..runs import batch_system
 
@@ -32,8 +33,13 @@ def find_job(inventory: Inventory, *, detach: bool, requeue: bool) -> BatchJob |
     return job
 
 
-def describe_closing(hosts: Iterable[Host], follow: str) -> str:
-    """What happens to a run if `up` ends with its terminal. `follow`: the command that follows the run again."""
+def describe_closing(hosts: Iterable[Host], environment: Mapping[str, str], follow: str) -> str:
+    """What happens to a run if the terminal of `up` is closed. `follow`: the command that follows the run again."""
+    if scheduler := current_scheduler(environment):
+        return (
+            f"this is a {scheduler} job: closing this terminal stops the run, and so does Ctrl-C. Closing it saves "
+            f"a snapshot if the script can. To follow the run elsewhere: {follow}"
+        )
     if bound := via.bound_hosts(hosts):
         return (
             f"closing this terminal ends the run, as Ctrl-C does: ddp-orch reaches {fold(bound)} with srun, so Slurm "
@@ -46,7 +52,7 @@ def describe_detached(hosts: Iterable[Host], tie: float | None, follow: str) -> 
     """What happens to a run that `up` follows no longer. `tie`: see `Plan`."""
     if bound := via.bound_hosts(hosts):
         return f"the run ends with ddp-orch, which reaches {fold(bound)} with srun. See how it ended with: {follow}"
-    until = "continues" if tie is None else f"ends in {tie:.0f} s, as its job does"
+    until = "continues" if tie is None else f"stops in {tie:.0f} s, as hosts of a job stop runs that no `up` follows"
     return f"detached; the run {until}. Follow it with: {follow}"
 
 

@@ -143,7 +143,7 @@ def up(
             took = f"{context.timing.until_start:.1f} s ({context.timing.summarize('prepare', 'start')})"
             console.step(f"run {run_id} has started after {took}")
             if sys.stdout.isatty() and options.show_outputs:  # else its hosts end with this program
-                console.note(in_job.describe_closing(hosts, about.command("logs", "-f")))
+                console.note(in_job.describe_closing(hosts, os.environ, about.command("logs", "-f")))
                 if options.watch:
                     console.note("the code is watched only while this terminal is open")
             with watch.stop_run_on_change(run_id, hosts, fleet), in_job.note_at_end(detached, console):

@@ -35,6 +35,7 @@ gpu_use      asks how busy the GPUs are, for that line
 log_files    writes the lines of a run to files
 timeline     what happened in a run, in words
 attach       `up` with a terminal: follows the run, and stops it on Ctrl-C
+finishing    saves a snapshot and stops that run, at a signal of a batch system
 conclusion   prints how a run ended, and what to do next
 resume_command  the command for that, if only some hosts have a snapshot
 bad_loss     notices a loss that is not finite

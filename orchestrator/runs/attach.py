@@ -11,29 +11,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ..answers.signaled import FINISH
 from ..errors import Interrupted, OrchError, OutputError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, fold_failures
 from ..inventory import model
 from ..inventory.advice import AboutRun
 from ..inventory.model import Host
-from ..inventory.sources.schedulers import current_scheduler
 from ..output.console import Console, hush, wants_colour
 from ..output.finding import SourceCode
 from ..output.lines import Line, Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import one_line
 from ..plan.plan import Plan, processes
-from . import conclusion, desktop, ending, holding, local_code
+from . import conclusion, desktop, ending, finishing, holding, local_code
 from .bad_loss import BadLoss
 from .follow import LogFilter, View
 from .resume_command import Obstacle
 from .revive import Reviver
 from .silence import Silence
 
-FINISH_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGURG)
-"""By which batch systems announce the end of a job. SIGURG is that of LSF's documentation (`bsub -wa URG`)."""
 STOP_WINDOW = 10.0  # s for the stop request to reach all hosts when nobody reads the output any more
 
 
@@ -81,7 +77,7 @@ def attend(
     tell_silence: bool = False,
 ) -> int:
     """Show the lines of a run until it ends, and return its exit code. Ctrl-C stops the run, a second Ctrl-C kills it,
-    a third one exits without waiting. The `finish_signals` save a snapshot and stop it.
+    a third one exits without waiting. The `finishing.finish_signals` save a snapshot and stop it.
 
     `resume`: the command that starts a run which resumes from the outputs of this one. `show_outputs`: print how to
     download them. `tell_silence`: print a note if all ranks cease to print.
@@ -94,7 +90,8 @@ def attend(
     notify = resolved.inventory.notify
     bell = Bell(notify.bell, console, resolved.name if notify.desktop else "")
     losses = BadLoss()
-    stages: list[Stage] = [bell, losses, printer]
+    finisher = finishing.Finisher(resolved.run_id, hosts, fleet, console)
+    stages: list[Stage] = [bell, losses, finishing.OutlivingTerminal(printer, finisher)]
     if tell_silence:
         count = sum(processes(resolved, node) for node in resolved.team)
         stages.insert(0, Silence(count, about, console.note, view.is_cut_off))
@@ -104,7 +101,7 @@ def attend(
     with (
         holding.hold(resolved, fleet),
         _stop_on_interrupt(targets, hosts, fleet, console),
-        _finish_on_signal(resolved.run_id, hosts, fleet, console),
+        finisher.on_signals(),
     ):
         view.run(Pipeline(stages))
     bell.ring()
@@ -216,39 +213,3 @@ def _stop_on_interrupt(
     finally:
         left.set()
         signal.signal(signal.SIGINT, before)
-
-
-def finish_signals(environment: Mapping[str, str]) -> tuple[signal.Signals, ...]:
-    """The signals that save a snapshot and stop the run. Why SIGTERM is one of them only in a job: docs/adr/0015."""
-    return (*FINISH_SIGNALS, signal.SIGTERM) if current_scheduler(environment) else FINISH_SIGNALS
-
-
-@contextlib.contextmanager
-def _finish_on_signal(run_id: str, hosts: Sequence[Host], fleet: Fleet, console: Console) -> Iterator[None]:
-    """Save a snapshot and stop the run at a signal of a batch system."""
-    requested = threading.Event()
-
-    def finish(name: str) -> None:
-        console.note(f"{name}: saving a snapshot, then stopping the run")
-        results = fleet.each(
-            hosts, lambda _, session: session.request(FINISH, {"run_id": run_id, "by": f"{name} to ddp-orch"})
-        )
-        if results.done and not any(answer.can_save for answer in results.done.values()):
-            console.warning("no rank handles run.snapshot_signal now: the run stops without a snapshot")
-        if not results.done:
-            requested.clear()
-            for line in fold_failures(results.failed):
-                console.warning(f"could not stop the run: {line}")
-
-    def on_signal(number: int, _: object) -> None:
-        if not requested.is_set():
-            requested.set()
-            # in a thread, because the view continues to show what the ranks print
-            threading.Thread(target=finish, args=(signal.Signals(number).name,), daemon=True).start()
-
-    before = {number: signal.signal(number, on_signal) for number in finish_signals(os.environ)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

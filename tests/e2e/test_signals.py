@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from lab.waiting import wait_until
 
 from .local import command, environment, orch
+from .terminals import SESSION, Terminal, terminal
 
 WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(300)\n"
 
@@ -90,7 +95,10 @@ def test_a_signal_to_up_saves_a_snapshot_and_stops_the_run_which_a_second_one_re
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("number", "job"), [(signal.SIGUSR1, {}), (signal.SIGTERM, {"SLURM_JOB_ID": "7"})])
+@pytest.mark.parametrize(
+    ("number", "job"),
+    [(signal.SIGUSR1, {}), *((number, {"SLURM_JOB_ID": "7"}) for number in (signal.SIGTERM, signal.SIGHUP))],
+)
 def test_a_signal_to_up_says_that_a_script_without_a_handler_saves_nothing(
     tmp_path: Path, number: int, job: dict[str, str]
 ) -> None:
@@ -113,3 +121,79 @@ def test_a_signal_to_up_says_that_a_script_without_a_handler_saves_nothing(
     assert "run.snapshot_signal" in errors
     assert "`saved`" in shown
     assert "saved a snapshot" not in errors
+
+
+SAVER = """
+import signal, time
+done = []
+signal.signal(signal.SIGUSR1, lambda *_: done.append(1))
+for count in range(2000):
+    print("count", count, flush=True)
+    if done:
+        time.sleep(2)  # a snapshot takes a while
+        print("saved", count, flush=True)
+        done.clear()
+    time.sleep(0.05)
+"""
+
+
+@contextmanager
+def on_terminal(folder: Path, job: Mapping[str, str], line: str) -> Iterator[Terminal]:
+    """A line for bash, run on a terminal of its own, in the environment of a job."""
+    env = {**environment(folder), **job, "TERM": "xterm"}
+
+    def start(end: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*SESSION, "bash", "-c", line], cwd=folder, env=env, stdin=end, stdout=end, stderr=end)
+
+    with terminal(start) as user:
+        yield user
+
+
+def up_line(*options: str) -> str:
+    return shlex.join(command("up", "inventory.yaml", "--skip-check", *options, "--", "train.py"))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("pipe", ["", " | cat"])
+def test_in_a_job_a_closed_terminal_has_the_run_saved_before_it_stops(tmp_path: Path, pipe: str) -> None:
+    """Its output, and that of `cat`, cannot be written any more, while `up` waits for the snapshot."""
+    inventory_in(tmp_path)
+    (tmp_path / "train.py").write_text(SAVER)
+    with on_terminal(tmp_path, {"SLURM_JOB_ID": "7"}, up_line() + pipe) as user:
+        user.wait_for("count 5")
+        user.close()
+
+        def state() -> str:
+            (run,) = json.loads(orch(tmp_path, "ps", "--all", "--json").stdout)
+            return str(run["state"])
+
+        wait_until(lambda: state() != "running", 60, "the run has ended")
+    assert pipe or re.search(r"terminal\b.*\bstops", user.shown)
+    assert state() == "stopped"
+    assert "| saved " in (logs := orch(tmp_path, "logs").stdout), logs
+
+
+@pytest.mark.timeout(120)
+def test_in_a_job_a_hangup_ends_up_watch_too(tmp_path: Path) -> None:
+    inventory_in(tmp_path)
+    (tmp_path / "train.py").write_text(SAVER)
+    with on_terminal(tmp_path, {"SLURM_JOB_ID": "7"}, f"exec {up_line('--watch')}") as user:
+        user.wait_for("count 5")
+        user.process.send_signal(signal.SIGHUP)
+        user.wait_for("saved")
+        user.wait_for(r"stopped\b.*\bSIGHUP")
+        assert user.process.wait(60) == 75
+
+
+@pytest.mark.timeout(120)
+def test_outside_of_a_job_a_run_continues_without_its_terminal(tmp_path: Path) -> None:
+    inventory_in(tmp_path)
+    (tmp_path / "train.py").write_text(SAVER)
+    with on_terminal(tmp_path, {}, f"exec {up_line()}") as user:
+        user.wait_for("count 5")
+        user.close()
+        assert user.process.wait(60) == -signal.SIGHUP
+    assert re.search(r"terminal\b.*\bnot stop", user.shown), user.shown
+    (run,) = json.loads(orch(tmp_path, "ps", "--json").stdout)
+    assert run["state"] == "running"
+    assert orch(tmp_path, "kill", run["run_id"]).returncode == 0

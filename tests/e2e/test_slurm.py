@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from lab import slurm as lab_slurm
 from lab.fixtures import assert_nothing_left
+from lab.host import PATH
 from lab.lab import Lab
 from lab.slurm import Slurm
 from lab.waiting import wait_until
 
 from .driver import COUNTER
+from .terminals import SESSION, terminal
 from .trainer_ranks import trainings
 
 why_not = lab_slurm.missing()
@@ -121,6 +123,29 @@ def test_before_slurms_time_limit_a_run_saves_and_its_job_is_queued_again(
     whole = wait_for(slurm, job, "^run .* succeeded")
     counts = [sorted(re.findall(rf"\| {word} (\d+)", whole)) for word in ("saved", "resumed")]
     assert counts[0] == counts[1] and len(counts[0]) == 3, whole
+
+
+@pytest.mark.parametrize("end", ["scancel", "hangup"])
+def test_the_end_of_an_interactive_job_saves_a_snapshot(slurm: Slurm, end: str) -> None:
+    slurm.write("save.py", SAVER)
+    python = str(Path(slurm.head.python).parent)
+    env = {"SLURM_CONF": lab_slurm.CONF, "PATH": f"{python}:{PATH}", "SHELL": "/bin/bash", "TERM": "xterm"}
+    salloc = [*SESSION, "salloc", "-N2", "-n2", "--kill-command=TERM"]
+    name = f"inter-{end}"
+    with terminal(lambda each: slurm.head.popen(salloc, env=env, stdin=each, stdout=each, stderr=each)) as user:
+        job = user.wait_for(r"Granted job allocation (\d+)")[1]
+        user.type(f"cd work; ddp-orch up @slurm --with inventory.yaml --name {name} -- save.py\r")
+        user.wait_for(r"[^$]begun")
+        assert re.search(r"terminal\b.*\bstops", user.shown), user.shown
+        if end == "scancel":
+            slurm.run("scancel", job)
+            user.wait_for(r"stopped\b.*\bSIGHUP")
+            assert "saved" in user.shown, user.shown
+        else:
+            user.close()
+        wait_until(lambda: not slurm.lab.marked(), 60, "no marked process is left")
+    out = [list(host.home.glob(f".local/state/ddp-orch/*/out/{name}/count*")) for host in slurm.lab.hosts[:2]]
+    assert [len(files) for files in out] == [1, 1], out
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from fake_relay import part_of
 
 from orchestrator.answers.decode import decode
 from orchestrator.answers.runs import Verdict
-from orchestrator.runs.attach import finish_signals
 from orchestrator.runs.conclusion import advise_after_lost_head, with_purposes
+from orchestrator.runs.finishing import finish_signals
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,9 @@ from orchestrator.runs.conclusion import advise_after_lost_head, with_purposes
         ({"LSB_JOBID": "7"}, True),
     ],
 )
-def test_sigterm_stops_a_run_only_in_a_batch_job(environment: dict[str, str], is_last_word: bool) -> None:
+def test_sigterm_and_sighup_stop_a_run_only_in_a_batch_job(environment: dict[str, str], is_last_word: bool) -> None:
     assert (signal.SIGTERM in finish_signals(environment)) is is_last_word
+    assert (signal.SIGHUP in finish_signals(environment)) is is_last_word
     assert {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGURG} <= set(finish_signals(environment))
 
 

@@ -52,11 +52,13 @@ def test_a_run_that_slurm_ends_with_its_session_cannot_be_detached() -> None:
 def test_up_says_what_happens_to_the_run_when_its_terminal_is_closed(count: int) -> None:
     """Slurm ends it, as soon as one of its hosts is reached with srun."""
     hosts = model.parse(MIXED, "i").hosts[:count]
-    said = [in_job.describe_closing(hosts, "FOLLOW"), in_job.describe_detached(hosts, None, "FOLLOW")]
+    said = [in_job.describe_closing(hosts, {}, "FOLLOW"), in_job.describe_detached(hosts, None, "FOLLOW")]
     if count == 1:
         assert "does not stop" in said[0] and "continues" in said[1]
     else:
         assert all("srun" in text and " ends " in text for text in said)
+    in_slurm = in_job.describe_closing(hosts, {"SLURM_JOB_ID": "7"}, "FOLLOW")
+    assert "slurm" in in_slurm and "stops" in in_slurm and "snapshot" in in_slurm
 
 
 def test_a_host_whose_guard_would_end_with_the_command_is_not_added(tmp_path: Path) -> None:
