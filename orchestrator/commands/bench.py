@@ -184,7 +184,7 @@ def _measure(path: str, names: list[str], args: tuple[str, ...], console: Consol
     )
     collector = Collector(console, time.monotonic())
     try:
-        code = up.up(options, collector)
+        code = up.up(options, collector, is_measurement=True)
     finally:
         collector.close()
     if code == Interrupted.exit_code:

@@ -27,7 +27,7 @@ from ..plan import entrypoint, losses
 from ..plan.launchers import for_own_scripts
 from ..plan.plan import Code, Plan, advise_shell_variables, describe_unused
 from ..plan.plan import make as make_plan
-from ..runs import bandwidths, deep, launch, mesh, probe, reach
+from ..runs import bandwidths, deep, launch, mesh, probe, reach, registry
 from ..runs.mesh import Network
 from ..ssh.config import by_hand
 from . import check_text
@@ -133,10 +133,11 @@ def _try_network(plan: Plan, facts: Mapping[str, Facts], fleet: Fleet, findings:
 def _launch_context() -> launch.LaunchContext:
     """For the run of `--deep`: its hosts have been checked, and it needs no secrets."""
     return launch.LaunchContext(
-        by="check --deep",
+        by=registry.CHECK,
         secrets={},
         run_key=secrets.token_bytes(32),
         skip_check=True,
+        is_measurement=True,
         step=lambda _: None,
         warn=lambda _: None,
         command_without=lambda _: "",

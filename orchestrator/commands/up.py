@@ -69,8 +69,10 @@ def up(
     printer: Stage | None = None,
     watch: Watch | None = None,
     before_start: BeforeStart | None = None,
+    *,
+    is_measurement: bool = False,
 ) -> int:
-    """`printer`: takes the lines of an attached run. By default, they are printed.
+    """`printer`: takes the lines of an attached run. By default, they are printed. `is_measurement`: as in a launch.
 
     `before_start`: called when all is known that this machine can know about the run, before any host is asked. If it
     keeps a place before all queued runs, it returns what gives that place back.
@@ -111,6 +113,7 @@ def up(
         run_key=secrets.token_bytes(32),
         skip_check=options.skip_check,
         continues=options.continues,
+        is_measurement=is_measurement,
         step=_without_repeats(console.step),
         warn=_without_repeats(console.warning),
         job_ends_at=in_job.find_end(job, inventory, tied=plan.tie is not None, console=console) if job else None,

@@ -30,6 +30,7 @@ _PLACEHOLDER = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{(run|host)\}\}|\{(run|host)\}
 """Placeholders in the user's arguments and variables. `{{run}}` stands for a literal `{run}`; `${run}` is left to
 OmegaConf. Each host fills in `{output}` by itself (node/ranks/launch.py).
 """
+EVER = 36_500  # of run.keep: runs, and days
 _FILE_ADVICE = "Put the value in a file and pass its path"
 _SHELL_NAMES = {"DDP_ORCH_OUTPUT_DIR": "{output}", "DDP_ORCH_RUN_NAME": "{run}"}
 _SPECIAL_TOKEN = re.compile(r"<.*>|\[.*\]")  # of a tokenizer: --pad-token "<|endoftext|>"
@@ -318,6 +319,12 @@ def resolve(plan: Plan, facts: Mapping[str, Facts], facts_env: Mapping[str, str]
         for node in plan.nodes
     )
     return replace(plan, nodes=tuple(nodes))
+
+
+def keep_all(plan: Plan) -> Plan:
+    """The plan of a run whose start deletes nothing from its hosts."""
+    keep = replace(plan.inventory.run.keep, runs=EVER, days=EVER, outputs="all")
+    return replace(plan, inventory=replace(plan.inventory, run=replace(plan.inventory.run, keep=keep)))
 
 
 def check_ranks(plan: Plan) -> None:

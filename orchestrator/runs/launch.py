@@ -69,6 +69,8 @@ class LaunchContext:
     """The command line that continues the run with this id, on the hosts of this launch."""
     continues: str | None = None
     """The run whose files beside the code this one gets too."""
+    is_measurement: bool = False
+    """Nothing of other runs is deleted, whatever run.keep says."""
     job_ends_at: float | None = None
     """When the job that the hosts belong to ends, by the monotonic clock; None: never."""
     timing: Timing = field(default_factory=Timing)
@@ -112,7 +114,10 @@ def launch(
     if context.job_ends_at is not None:
         resolved = job_limit.end_with_job(resolved, context.job_ends_at - time.monotonic())
     hosts = [node.host for node in resolved.nodes]
-    pruning.delete_due_runs(hosts, probed.done, fleet, resolved.inventory.path, context.step, context.warn)
+    if context.is_measurement:
+        resolved = planning.keep_all(resolved)
+    else:
+        pruning.delete_due_runs(hosts, probed.done, fleet, resolved.inventory.path, context.step, context.warn)
     known = Earlier(str(lost) if lost else None, inheritance.hosts_with_outputs(facts))
     _prepare_and_start(resolved, facts, fleet, context, known)
     return resolved

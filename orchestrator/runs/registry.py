@@ -22,6 +22,7 @@ from . import queued_runs
 
 PATIENCE = 2.0  # s for all hosts to answer, before the answers so far may be enough
 RESTART = " (to restart it)"  # how the `stopped_by` of a run ends that `restart` starts again
+CHECK = "check --deep"  # who has started its run
 WATCH = "up --watch"  # the `stopped_by` of a run that is started again because its code has changed
 QUIET = 1.0  # s without another answer; while answers come, the remaining hosts are slow, not silent
 

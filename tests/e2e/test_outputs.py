@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import time
 from pathlib import Path
 
+import pytest
 from lab.lab import Lab
 from lab.waiting import wait_until
 
@@ -68,6 +71,43 @@ def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -
     assert missed.returncode == 2 and "are in code/: 'code/*.pt'" in missed.stderr, missed.stderr
     again = orch(tmp_path, "fetch", "third", "code/*.pt")
     assert again.returncode == 0 and [path.name for path in (tmp_path / "third/me/code").iterdir()] == ["model.pt"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check", "inventory.yaml", "--deep"),
+        pytest.param(("bench", "inventory.yaml", "--", "--bench-seconds=0.1"), marks=pytest.mark.slow),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_measurement_deletes_no_runs_and_no_outputs(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\nopen(os.environ['DDP_ORCH_OUTPUT_DIR'] + '/model.pt', 'w').close()\n"
+    )
+    host = f"{{name: me, address: localhost, python: {sys.executable}}}"
+    keep = "keep: {runs: 1, outputs: 1}"
+    (tmp_path / "inventory.yaml").write_text(f"hosts: [{host}]\nrun: {{launcher: direct, sync: [train.py], {keep}}}\n")
+
+    def up(*options: str) -> None:
+        done = orch(tmp_path, "up", "inventory.yaml", *options, "--skip-check", "--", "train.py")
+        assert done.returncode == 0, done.stderr
+
+    def ids() -> list[str]:
+        return [run["run_id"] for run in json.loads(orch(tmp_path, "ps", "--all", "--json").stdout)]
+
+    up()
+    up("--name", "second")
+    first, second = sorted(ids())
+    (output,) = (tmp_path / "state").glob(f"*/out/{first}")
+    for path in (output / "model.pt", output):
+        os.utime(path, (time.time() - 3 * 86400,) * 2)
+    done = orch(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    assert {first, second} < set(ids()) and (output / "model.pt").exists(), done.stderr
+    up("--name", "third")
+    assert first not in ids() and not output.exists()
+    assert (second in ids()) is (command[0] == "check")  # its run takes the place of no other
 
 
 def test_the_command_that_resumes_a_failed_run_finds_what_it_saved_beside_the_code(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_what_was_measured_is_shown_when_it_is_interrupted(
         trainer_args=(),
     )
 
-    def runs(asked: up.UpOptions, printer: Collector) -> int:
+    def runs(asked: up.UpOptions, printer: Collector, *, is_measurement: bool) -> int:
         if asked.hosts == "a,b":
             return Interrupted.exit_code  # of a run that Ctrl-C has stopped
         result = json.dumps(asdict(figures(1, 1000.0, "data")))
@@ -91,7 +91,7 @@ def test_what_was_measured_is_shown_when_it_is_interrupted(
 
 
 def test_a_result_that_no_trainer_prints_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def runs(_: up.UpOptions, printer: Collector) -> int:
+    def runs(_: up.UpOptions, printer: Collector, *, is_measurement: bool) -> int:
         printer.push([Line(1.0, "a", 0, "stdout", 1, 'bench {"world_size": "1"}')], 0.0)
         return 0
 

@@ -17,7 +17,7 @@ from orchestrator.answers.decode import decode
 from orchestrator.answers.finished import Finished
 from orchestrator.node.host import state
 from orchestrator.node.serve import outputs
-from orchestrator.node.serve.retire import BY_WATCH, look, prune, tidy
+from orchestrator.node.serve.retire import BY_CHECK, BY_WATCH, look, prune, tidy
 from orchestrator.runs import pruning, registry
 
 DAY = 86400.0
@@ -161,6 +161,22 @@ def test_runs_that_up_watch_has_replaced_take_the_place_of_no_other(program: Pat
     assert [one.exists() for one in (*edits, other)] == [True, False, False, False, False, True]
     assert [one.exists() for one in runs] == [True, True, False]
     assert answer["runs"] == ids("edit-1", "edit-2", "edit-3", "edit-4", "run-2")
+
+
+def test_runs_of_checks_take_the_place_of_no_other(program: Path) -> None:
+    def check(name: str, days: float) -> Path:
+        made = run(name, days, program="node-mine")
+        state.write(str(made / "spec.json"), {"program": "node-mine", "by": BY_CHECK})
+        return made
+
+    assert BY_CHECK == registry.CHECK
+    checks = [check("check-1", 1), check("check-2", 2)]
+    runs = [run(f"run-{number}", 3 + number, program="node-mine") for number in range(3)]
+    retire({"runs": 2, "days": 14}, str(program))
+    assert [one.exists() for one in (*checks, *runs)] == [True, False, True, True, False]
+    old = check("check-0", 15)
+    retire({"runs": 2, "days": 14}, str(program))
+    assert not old.exists()
 
 
 def test_a_run_older_than_the_days_goes(program: Path) -> None:

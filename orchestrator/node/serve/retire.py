@@ -18,6 +18,7 @@ from ..host import memory_folder, state
 from . import output_folders, outputs
 
 BRIEF = 60.0  # s
+BY_CHECK = "check --deep"  # who has started a small run that measures the hosts
 BY_WATCH = "up --watch"  # who has stopped a run to start it again with other code
 UNFINISHED_AGE = 3600.0  # s; a run that is being prepared has no guard yet, and nothing takes that long
 REJOIN_AGE = 7 * 86400.0  # s; the same for a run that this host rejoins at its next boot, after it was off
@@ -99,13 +100,16 @@ def _due(over: List[Tuple[float, str]], keep: Dict[str, Any]) -> List[str]:
     """The folders of more than `runs` runs, and of those older than `days`. `over`: the newest first.
 
     Runs shorter than a minute have a quota of their own, so that an hour of failed starts does not remove the logs of
-    a week's run. Of the runs of one name that `up --watch` has stopped, the newest is kept.
+    a week's run. Of the runs of one name that `up --watch` has stopped, the newest is kept; so is that of checks, which
+    do not count.
     """
     oldest = time.time() - keep["days"] * 86400
     replaced = _replaced(over)
-    due = list(replaced)
+    checks = [(at, folder) for at, folder in over if _is_check(folder)]
+    due = [*replaced, *(folder for number, (at, folder) in enumerate(checks) if number or at < oldest)]
+    others = [run for run in over if run[1] not in replaced and run not in checks]
     for brief in (True, False):
-        alike = [(at, folder) for at, folder in over if folder not in replaced and _is_brief(at, folder) == brief]
+        alike = [(at, folder) for at, folder in others if _is_brief(at, folder) == brief]
         due += [folder for number, (at, folder) in enumerate(alike) if number >= keep["runs"] or at < oldest]
     return due
 
@@ -208,6 +212,10 @@ def _replaced(over: List[Tuple[float, str]]) -> List[str]:
                 replaced.append(folder)
             names.add(name)
     return replaced
+
+
+def _is_check(folder: str) -> bool:
+    return _object(state.read(os.path.join(folder, "spec.json"))).get("by") == BY_CHECK
 
 
 def _object(read: Any) -> Dict[str, Any]:
