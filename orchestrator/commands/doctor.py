@@ -20,6 +20,7 @@ from .. import __version__
 from ..answers.recorded import RECORD
 from ..errors import OrchError, UsageError
 from ..inventory import writing
+from ..inventory.advice import reference_of
 from ..inventory.model import Inventory
 from ..inventory.text_files import STDIN
 from ..output.console import Console, number_of, size
@@ -51,7 +52,7 @@ def doctor(run_name: str | None, inventory_path: str | None, output: str | None)
     if path.exists():
         raise UsageError(f"{path} exists; give another -o FILE")
     inventory = load_inventory_of_run(inventory_path, None, run_name)
-    where = inventory.source or inventory.path
+    where = reference_of(inventory)
     if where == STDIN:
         raise UsageError("doctor asks the hosts several times; give -i FILE instead of an inventory on stdin")
     run = () if run_name is None else (run_name,)

@@ -129,7 +129,7 @@ def up(
         resolved = _launch(plan, snapshot, fleet, context, options, console, first=give_place_back is not None)
         if give_place_back:
             give_place_back()
-        about = advice.AboutRun(plan.name, inventory.source or inventory.path)
+        about = advice.AboutRun(plan.name, advice.reference_of(inventory))
         hosts = [node.host for node in resolved.nodes]
         detached = in_job.describe_detached(hosts, resolved.tie, about.command("logs", "-f"))
         try:

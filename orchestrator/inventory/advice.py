@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .model import default_path
+from .model import Inventory, default_path
 from .run_ids import RUN_NAME
 from .sources import reference
 from .text_files import STDIN
@@ -41,6 +41,11 @@ def complete_commands(text: str, inventory: str) -> str:
         return command(match[1], *match[2].split(), inventory=inventory)
 
     return re.sub(r"ddp-orch (\w+)((?: --\w+)*) INVENTORY", complete, text)
+
+
+def reference_of(inventory: Inventory) -> str:
+    """What stands for an inventory in the other functions here: if its hosts come from a source, that source."""
+    return inventory.path if reference.is_source(inventory.path) else inventory.source or inventory.path
 
 
 class Run(Protocol):

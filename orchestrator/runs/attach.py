@@ -15,7 +15,7 @@ from ..errors import Interrupted, OrchError, OutputError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, fold_failures
 from ..inventory import model
-from ..inventory.advice import AboutRun
+from ..inventory.advice import AboutRun, reference_of
 from ..inventory.model import Host
 from ..output.console import Console, hush, wants_colour
 from ..output.finding import SourceCode
@@ -82,7 +82,7 @@ def attend(
     `resume`: the command that starts a run which resumes from the outputs of this one. `show_outputs`: print how to
     download them. `tell_silence`: print a note if all ranks cease to print.
     """
-    about = AboutRun(resolved.name, resolved.inventory.source or resolved.inventory.path)
+    about = AboutRun(resolved.name, reference_of(resolved.inventory))
     hosts = [node.host for node in resolved.nodes]
     nodes = {host.name: node for node, host in enumerate(hosts)}
     view = _make_view(resolved, hosts, nodes, fleet, mask, console)

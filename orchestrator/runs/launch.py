@@ -304,7 +304,8 @@ def _prepare_and_start(
             context.step(rendezvous.describe(meeting, resolved, facts))
         if not fastest_first and (networks := rendezvous.indistinct_networks(meeting, facts[head.name])):
             names = ", ".join(networks)
-            context.step(f"the hosts share several networks ({names}): `ddp-orch check` measures which is fastest")
+            measure = advice.command("check", inventory=resolved.inventory.path)
+            context.step(f"the hosts share several networks ({names}): `{measure}` measures which is fastest")
         _check_alive(sessions)
     except BaseException as error:
         given_up.set()

@@ -34,7 +34,7 @@ def check_connections(plan: Plan, network: Network, facts: Mapping[str, Facts]) 
     _lookups(network, findings)
     for host, failure in network.failed.items():
         code = str(getattr(failure, "code", "unknown"))
-        fix = "set run.ports to a larger range" if code == "port-in-use" else "run `ddp-orch check` again"
+        fix = "set run.ports to a larger range" if code == "port-in-use" else "run `ddp-orch check INVENTORY` again"
         findings.add("error", code, host, str(failure), fix, "")
     return findings.all()
 

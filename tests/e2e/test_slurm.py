@@ -76,7 +76,8 @@ def test_a_cancelled_job_leaves_no_process_on_its_hosts(slurm: Slurm) -> None:
     slurm.write("count.py", COUNTER)
     up = "ddp-orch up @slurm --with inventory.yaml --requeue -- count.py 1000 0.2"
     job = slurm.submit(f"#!/bin/bash\n{up}\n", "--nodes=3", "--time=10")
-    wait_for(slurm, job, "rank 2 count 1$")
+    shown = wait_for(slurm, job, "rank 2 count 1$")
+    assert "`ddp-orch check @slurm --with inventory.yaml`" in shown  # the hosts share two networks
     assert all(host.marked() for host in slurm.lab.hosts)
     (spec,) = slurm.head.home.glob(".local/state/ddp-orch/*/runs/*/spec.json")
     assert 0 < json.loads(spec.read_text())["walltime"] <= 10 * 60 - 30

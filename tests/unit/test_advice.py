@@ -199,5 +199,16 @@ def test_a_start_without_hosts_is_offered_only_where_up_accepts_it(
     assert offered.endswith(f"without {' '.join(left_out)}") if left_out else offered == ""
 
 
+def test_in_a_job_commands_name_the_file_with_the_other_keys_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SLURM_JOB_ID", "7"), ("SLURM_JOB_NODELIST", "n[1-2]")):
+        monkeypatch.setenv(name, value)
+    (here / "base.yaml").write_text("run: {grace: 5}\n")
+    (here / "both.yaml").write_text("from: '@slurm'\n")
+    for words, named in (("@slurm --with base.yaml", "@slurm --with base.yaml"), ("both.yaml", "@slurm")):
+        about = advice.AboutRun("job", advice.reference_of(load_inventory(words)))
+        assert about.of_all("ps", "--all") == f"ddp-orch ps {named} --all"
+        assert about.command("kill") == "ddp-orch kill job"
+
+
 def test_the_fixes_of_a_diagnosis_have_no_placeholder_for_the_inventory() -> None:
     assert [cause.code for cause in causes.load_knowledge().causes.values() if "INVENTORY" in cause.fix] == []
