@@ -99,8 +99,11 @@ def _show_time(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def requeue(job: BatchJob, code: int, console: Console) -> int:
-    """Queue the job again if the run was stopped to be resumed. `code`: its exit code. Returns that of `up`."""
+def requeue(job: BatchJob, code: int, console: Console, resume: str) -> int:
+    """Queue the job again if the run was stopped to be resumed. `code`: its exit code. Returns that of `up`.
+
+    `resume`: the command that resumes the run in another job.
+    """
     if code != RunStopped.exit_code:
         return code
     if job.scheduler in REQUEUE_EXIT_CODES:
@@ -108,6 +111,8 @@ def requeue(job: BatchJob, code: int, console: Console) -> int:
     try:
         batch_system.requeue(job)
         console.note(f"{job.scheduler} job {job.number} is queued again")
+    except batch_system.JobEndsError as error:
+        console.note(f"the job is ending ({error}), so it is not queued again. To resume in another job: {resume}")
     except batch_system.BatchSystemError as error:
-        console.warning(f"the job was not queued again: {error}")
+        console.warning(f"the job was not queued again: {error}\n  to resume in another job: {resume}")
     return code

@@ -151,7 +151,9 @@ def up(
                     console.note("the code is watched only while this terminal is open")
             with watch.stop_run_on_change(run_id, hosts, fleet), in_job.note_at_end(detached, console):
                 code = _follow(resolved, inventory, fleet, context, options, about, printer, console)
-            return in_job.requeue(job, code, console) if job and options.requeue else code
+            if job is None or not options.requeue:
+                return code
+            return in_job.requeue(job, code, console, _command_to_resume(resolved, inventory, options, about))
         except (BrokenPipeError, OutputError, KeyboardInterrupt):
             console.note(detached)
             raise
@@ -191,6 +193,7 @@ def _follow(
             mask,
             console,
             resume=_command_to_resume(resolved, inventory, options, about),
+            is_requeued=options.requeue,
             show_outputs=options.show_outputs,
             tell_silence=printer is None and not options.as_json,
         )

@@ -73,14 +73,16 @@ def attend(
     console: Console,
     *,
     resume: str,
+    is_requeued: bool = False,
     show_outputs: bool = True,
     tell_silence: bool = False,
 ) -> int:
     """Show the lines of a run until it ends, and return its exit code. Ctrl-C stops the run, a second Ctrl-C kills it,
     a third one exits without waiting. The `finishing.finish_signals` save a snapshot and stop it.
 
-    `resume`: the command that starts a run which resumes from the outputs of this one. `show_outputs`: print how to
-    download them. `tell_silence`: print a note if all ranks cease to print.
+    `resume`: the command that starts a run which resumes from the outputs of this one. `is_requeued`: if it was stopped
+    to be resumed, its job does that. `show_outputs`: print how to download them. `tell_silence`: print a
+    note if all ranks cease to print.
     """
     about = AboutRun(resolved.name, reference_of(resolved.inventory))
     hosts = [node.host for node in resolved.nodes]
@@ -115,6 +117,7 @@ def attend(
         console,
         took,
         resume=resume,
+        is_requeued=is_requeued,
         show_outputs=show_outputs,
         doubt=one_line(mask.hide(losses.describe())),
         explain=lambda: _diagnose(resolved.run_id, about, hosts, nodes, view, fleet, mask, console, find_source),

@@ -17,6 +17,10 @@ class BatchSystemError(OrchError):
     """A command of the batch system has failed."""
 
 
+class JobEndsError(BatchSystemError):
+    """The job is being ended, such as by `scancel`. It cannot be queued again."""
+
+
 def time_left(job: BatchJob, environ: Mapping[str, str], now: float) -> float | None:
     """Seconds until the batch system ends the job; None: it does not. Raises BatchSystemError.
 
@@ -39,9 +43,12 @@ def time_left(job: BatchJob, environ: Mapping[str, str], now: float) -> float | 
 
 
 def requeue(job: BatchJob) -> None:
-    """Have the job queued again. The batch system then ends it, and with it this process. Raises BatchSystemError."""
+    """Have the job queued again. The batch system then ends it, and with it this process.
+
+    Raises JobEndsError, or another BatchSystemError.
+    """
     if job.state_command and (state := _call(job.state_command).strip()) != "RUNNING":
-        raise BatchSystemError(f"it is {state}")  # Slurm would revive a job that was canceled
+        raise JobEndsError(state or "CANCELLED")  # Slurm would revive a job that was canceled
     _call(job.requeue_command)
 
 

@@ -37,6 +37,7 @@ def conclude(
     took: str = "",
     *,
     resume: str,
+    is_requeued: bool = False,
     show_outputs: bool = True,
     is_replaced: bool = False,
     doubt: str = "",
@@ -45,7 +46,7 @@ def conclude(
 ) -> int:
     """Print how the run ended and what to do next, and return the exit code for that.
 
-    `nodes`: the node number of each host; `resume` and `show_outputs`: see `attach.attend`; `is_replaced`: there is a
+    `nodes`: the node number of each host; `resume` to `show_outputs`: see `attach.attend`; `is_replaced`: there is a
     newer run of this name; `doubt`: a warning after a success; `explain`: prints why it failed, and returns what keeps
     it from starting again. `without_record`: see `claims.verdict_of`.
     """
@@ -79,7 +80,8 @@ def conclude(
         chosen = Resume(resume_command.with_snapshot_of_head(resume))
     if show_outputs:
         can_resume = any(part.outputs for part in parts.values()) or (can_carry_over and bool(stray))
-        offered = Resume("") if is_replaced or _starts_again(verdict) or not can_resume else chosen
+        continues = _starts_again(verdict) or (is_requeued and verdict.state == "stopped")
+        offered = Resume("") if is_replaced or continues or not can_resume else chosen
         removal = obstacle.removal if offered.command else {}
         _advise(about, verdict, parts.values(), console, has_stray=bool(stray), resume=offered, removal=removal)
     elif verdict.state in ("failed", "lost"):

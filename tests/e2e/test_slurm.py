@@ -85,6 +85,8 @@ def test_a_cancelled_job_leaves_no_process_on_its_hosts(slurm: Slurm) -> None:
     wait_until(lambda: not slurm.lab.marked(), 30, "no marked process is left")
     assert "SIGTERM to ddp-orch" in wait_for(slurm, job, "^run .* was stopped")
     wait_for_state(slurm, job, "CANCELLED")
+    shown = slurm.output(job).read_text()
+    assert re.search(r"^[^:]*\bjob is ending\b", shown, re.MULTILINE) and "warning: the job" not in shown, shown
 
 
 def test_a_requeued_job_continues_from_its_snapshot_and_ends_with_the_same_loss(slurm: Slurm, tmp_path: Path) -> None:
@@ -97,6 +99,7 @@ def test_a_requeued_job_continues_from_its_snapshot_and_ends_with_the_same_loss(
     slurm.start_again(job)
     output = wait_for(slurm, job, "done epoch:8")
     assert "saved epoch:" in output and "resumed epoch:" in output
+    assert "ddp-orch report" in output and "ddp-orch up" not in output  # nothing is left to do
     assert f"ddp-orch fetch slurm-{job}" in wait_for(slurm, job, "^run .* succeeded")
     (undisturbed,) = trainings(1, tmp_path, flags)
     losses = [re.findall(r"done epoch:8 step:\d+ test_loss:(\S+)", text) for text in (output, undisturbed)]
