@@ -55,6 +55,8 @@ hypothesis.load_profile("fuzz" if FUZZ else "ci" if IN_CI else "ddp-orch")
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; programs inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup. Programs inherit that, but not a handler
+        signal.signal(signal.SIGHUP, lambda *_: None)
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 

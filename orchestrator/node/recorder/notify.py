@@ -105,7 +105,6 @@ def tell(
 
     `takes_back`: it goes only where one that the run waits, of that number or a later one, may have arrived.
 
-
     Problems go into the log of the run, whose folder this is, and into its RECORD. Not a fork: the recorder has
     threads, and its links and FIFOs must not stay open through it.
     """
