@@ -78,12 +78,20 @@ def note_at_end(note: str, console: Console) -> Iterator[None]:
 
 
 def find_end(job: BatchJob, inventory: Inventory, *, tied: bool, console: Console) -> float | None:
-    """When the batch system ends the job, by the monotonic clock; None: unknown, or never. Shows it to the user."""
+    """When the batch system ends the job, by the monotonic clock; None: unknown, or never. Shows it to the user.
+
+    Raises UsageError if the job has ended.
+    """
     what = f"{job.scheduler} job {job.number}"
     left = None
     if inventory.run.walltime is not None:
         try:
             left = batch_system.time_left(job, os.environ, time.time())
+        except batch_system.JobOverError as error:
+            raise UsageError(
+                f"{what} has ended, so its hosts may belong to others now ({error}). Leave this shell (exit), and "
+                "start in a new job"
+            ) from error
         except batch_system.BatchSystemError as error:
             console.warning(f"{what}: its time limit is unknown; set run.walltime. {error}")
     if tied:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -10,6 +11,7 @@ from ..errors import OrchError
 from ..inventory.sources.batch_job import BatchJob, parse_time_left
 
 ANSWER_WINDOW = 30.0  # s; a busy slurmctld takes seconds
+_IS_OVER = re.compile("Invalid job id|Unknown Job|has finished|is not found", re.IGNORECASE)  # of Slurm, PBS and LSF
 MAX_MESSAGE = 300  # characters of what a command wrote
 
 
@@ -17,12 +19,16 @@ class BatchSystemError(OrchError):
     """A command of the batch system has failed."""
 
 
+class JobOverError(BatchSystemError):
+    """The job has ended, but a shell that it had started is still there."""
+
+
 class JobEndsError(BatchSystemError):
     """The job is being ended, such as by `scancel`. It cannot be queued again."""
 
 
 def time_left(job: BatchJob, environ: Mapping[str, str], now: float) -> float | None:
-    """Seconds until the batch system ends the job; None: it does not. Raises BatchSystemError.
+    """Seconds until the batch system ends the job; None: it does not. Raises JobOverError, or another BatchSystemError.
 
     `now`: seconds since the epoch. If `squeue` cannot be asked, Slurm's variable in `environ` counts. It has
     the end as it was when the job started, so it misses a limit that was changed later.
@@ -31,11 +37,15 @@ def time_left(job: BatchJob, environ: Mapping[str, str], now: float) -> float | 
         return None
     try:
         output = _call(job.time_command)
-    except BatchSystemError:
+    except BatchSystemError as error:
+        if _IS_OVER.search(str(error)):
+            raise JobOverError(str(error)) from error
         end = environ.get("SLURM_JOB_END_TIME", "") if job.scheduler == "slurm" else ""
         if not end.isdecimal():
             raise
         return max(0.0, int(end) - now)
+    if job.scheduler == "slurm" and not output.strip():  # squeue lists jobs that wait, run or are ending
+        raise JobOverError(f"{' '.join(job.time_command)}: no such job")
     try:
         return parse_time_left(job.scheduler, output, datetime.now())
     except ValueError as error:

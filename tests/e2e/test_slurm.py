@@ -145,6 +145,9 @@ def test_the_end_of_an_interactive_job_saves_a_snapshot(slurm: Slurm, end: str) 
             slurm.run("scancel", job)
             user.wait_for(r"stopped\b.*\bSIGHUP")
             assert "saved" in user.shown, user.shown
+            user.wait_for("has been revoked")
+            user.type("ddp-orch up @slurm --with inventory.yaml --name again -- save.py\r")  # in the shell that is left
+            user.wait_for(rf"job {job} has ended")
         else:
             user.close()
         wait_until(lambda: not slurm.lab.marked(), 60, "no marked process is left")
