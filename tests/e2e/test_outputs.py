@@ -363,3 +363,14 @@ os.utime(path, (written, written))
     driver.ok(driver.orch(lab2, "up", inventory, "--name", "mine", "--", driver.script(lab2, saves)))
     told = driver.ok(driver.orch(lab2, "fetch", "mine", "-i", inventory)).stderr
     assert re.search(r"node-1 .*newest ckpt\.pt; .*node-0\b.* 35 min\b", told), told
+
+
+def test_fetch_names_a_host_that_has_no_record_of_a_run_that_continues(lab2: Lab) -> None:
+    driver.script(lab2, "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    inventory = lab2.inventory(run={"launcher": "direct"})
+    run = driver.start(lab2, inventory, "--", "train.py")
+    lab2.hosts[1].sh("echo export DDP_ORCH_STATE_DIR=/home/ann/elsewhere > ~/.bashrc", check=True)
+    fetched = driver.orch(lab2, "fetch", run, "-i", inventory)
+    assert "node-1 answers without a record" in fetched.stderr and "ddp-orch revive" in fetched.stderr, fetched.stderr
+    lab2.hosts[1].sh("rm ~/.bashrc", check=True)
+    driver.ok(driver.orch(lab2, "kill", run, "-i", inventory, "--grace", "0"))
