@@ -89,7 +89,8 @@ def was_deleted(run: str, inventory: str) -> bool:
 def _advise(run: str, listing: Listing, inventory: str) -> str:
     deleted = recent.find(run, inventory)
     if deleted is not None and not listing.failed:
-        return f" (run {deleted.run_id}, started here, was deleted or is on other hosts{FETCH})"
+        why = "was deleted, is on other hosts, or $DDP_ORCH_STATE_DIR was another folder there"
+        return f" (run {deleted.run_id}, started here, {why}{FETCH})"
     if RUN_ID.fullmatch(run):  # a whole id is pasted, not mistyped
         return f" (it may have been pruned{FETCH})"
     names = [name for queued in listing.queued for name in (queued.name, queued.run_id)]

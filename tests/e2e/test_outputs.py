@@ -372,5 +372,10 @@ def test_fetch_names_a_host_that_has_no_record_of_a_run_that_continues(lab2: Lab
     lab2.hosts[1].sh("echo export DDP_ORCH_STATE_DIR=/home/ann/elsewhere > ~/.bashrc", check=True)
     fetched = driver.orch(lab2, "fetch", run, "-i", inventory)
     assert "node-1 answers without a record" in fetched.stderr and "ddp-orch revive" in fetched.stderr, fetched.stderr
-    lab2.hosts[1].sh("rm ~/.bashrc", check=True)
+    lab2.hosts[0].sh("echo export DDP_ORCH_STATE_DIR=/home/ann/elsewhere > ~/.bashrc", check=True)
+    for command in ("logs", "fetch"):
+        unknown = driver.orch(lab2, command, run, "-i", inventory)
+        assert unknown.returncode == 2 and "$DDP_ORCH_STATE_DIR" in unknown.stderr, unknown.stderr
+    for host in lab2.hosts:
+        host.sh("rm ~/.bashrc", check=True)
     driver.ok(driver.orch(lab2, "kill", run, "-i", inventory, "--grace", "0"))
