@@ -345,7 +345,7 @@ def _find_earlier(fleet: Fleet, hosts: Sequence[Host], outputs: RunOutputs, inve
 def _nothing_left(run_name: str, inventory: str, unreachable: Sequence[str]) -> OrchError:
     """The error for a run that was deleted, without outputs under this name."""
     text = f"nothing to fetch: the hosts have no record of run {run_name}, and no outputs under this name"
-    text += ". If $DDP_ORCH_STATE_DIR was set there when it started, set it again"
+    text += ". If state_dir (on the hosts: $DDP_ORCH_STATE_DIR) was another folder when it started, set it again"
     started = recent.find(run_name, inventory)
     if started is not None and started.name != run_name:
         text += (

@@ -23,7 +23,7 @@ EXIT_CODES = {
 READ_HERE = {
     "DDP_ORCH_INVENTORY": "the inventory of commands without INVENTORY",
     "DDP_ORCH_SSH_CONFIG": "the configuration file of SSH, in place of ~/.ssh/config",
-    "DDP_ORCH_STATE_DIR": "on a host: the folder for the files of runs, which must be private and on a local disk",
+    "DDP_ORCH_STATE_DIR": "on a host: the folder for the files of runs, if the inventory has no `state_dir` for it",
     "DDP_ORCH_NO_RUN": "if set, `orchestrator.run` returns None: for scripts that start themselves",
     "XDG_STATE_HOME": "the folder in which ddp-orch remembers the runs that were started here; default: ~/.local/state",
     "NO_COLOR, FORCE_COLOR, TERM": "whether messages have colours",

@@ -93,9 +93,9 @@ def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutR
 
 def _describe_forgetful(run: registry.Run, host: str, about: advice.AboutRun) -> str:
     return (
-        f"{NO_RECORD}, so it cannot come back to it. If $DDP_ORCH_STATE_DIR was set there before, set it again, then: "
-        f"{about.command('revive')}. Otherwise, to go on with this machine, start the run again: "
-        f"{about.command('restart')}. Or, with torchrun or direct, give it another name in the inventory, then: "
+        f"{NO_RECORD}, so it cannot come back to it. If state_dir (or $DDP_ORCH_STATE_DIR there) was another folder "
+        f"before, set it again, then: {about.command('revive')}. Otherwise, to go on with this machine, start the run "
+        f"again: {about.command('restart')}. Or, with torchrun or direct, give it another name in the inventory, then: "
         f"{about.command('add')} NAME"
     )
 

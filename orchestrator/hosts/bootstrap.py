@@ -103,12 +103,16 @@ os.execv(sys.executable, [sys.executable, "-I", "-S", path, "serve", path])
 """
 
 
-def bootstrap_command(python: str, program: NodeProgram, nonce: str) -> str:
-    """The command line of a session. It means the same in sh, bash, zsh, fish and csh."""
+def bootstrap_command(python: str, program: NodeProgram, nonce: str, state_dir: str | None = None) -> str:
+    """The command line of a session. It means the same in sh, bash, zsh, fish and csh.
+
+    `state_dir`: as in the inventory.
+    """
     head = f"NONCE, SHA, SIZE, SOURCES = {nonce!r}, {program.sha256!r}, {len(program.data)}, {program.sources}\n"
     encoded = base64.b64encode((head + STUB).encode()).decode()
     code = f'import base64;exec(base64.b64decode("{encoded}"))'
-    return f"exec {quote([*interpreter_of(python), '-I', '-S', '-c'])} '{code}'"
+    where = ["env", f"DDP_ORCH_STATE_DIR={state_dir}"] if state_dir else []
+    return f"exec {quote([*where, *interpreter_of(python), '-I', '-S', '-c'])} '{code}'"
 
 
 def login_bash(lines: Sequence[str]) -> tuple[str, ...]:

@@ -234,7 +234,7 @@ class Fleet:
         connection = self._dialer.connect(host)
         self.progress.set_connection_phase(host.name, "starting python")
         try:
-            session = Session(host.name, connection, host.python, self._program, self._nonce())
+            session = Session(host.name, connection, host.python, self._program, self._nonce(), host.state_dir)
         except BaseException:
             connection.close()
             raise

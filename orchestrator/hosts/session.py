@@ -83,11 +83,19 @@ class _Request:
 class Session:
     """A conversation with the relay on one host. Any thread may send requests; one thread of the session receives."""
 
-    def __init__(self, host: str, connection: Connection, python: str, program: NodeProgram, nonce: str) -> None:
+    def __init__(
+        self,
+        host: str,
+        connection: Connection,
+        python: str,
+        program: NodeProgram,
+        nonce: str,
+        state_dir: str | None = None,
+    ) -> None:
         """Raises ConnectFailure, SessionLost or Refused."""
         self.host = host
         self._connection = connection
-        self._pipe = connection.open(bootstrap_command(python, program, nonce), BOOTSTRAP_WINDOW)
+        self._pipe = connection.open(bootstrap_command(python, program, nonce, state_dir), BOOTSTRAP_WINDOW)
         rest = self._bootstrap(python, program, nonce.encode())
         self._sending = threading.Lock()
         self._numbers = 0

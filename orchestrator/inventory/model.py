@@ -48,6 +48,7 @@ class Host:
     python: str
     setup: tuple[str, ...]
     workdir: str | None
+    state_dir: str | None
     env: Mapping[str, str]
     container: Container | Literal["none"]
     spare: bool

@@ -212,13 +212,19 @@ HOST = Section(
             None,
             "a folder of the host (shared disk) to use in place of sent code",
         ),
+        Key(
+            "state_dir",
+            maybe(like("an absolute path", r"(?s)/.*")),
+            None,
+            "a private folder of the host for runs and outputs; null: in the home",
+        ),
         Key("env", env, {}, "variables, set after setup; override run.env"),
         Key("container", maybe(container.KIND), None, "an image to run in | none; null: run.container"),
         Key("spare", truth, False, "stand by to replace a lost host"),
     ),
 )
 
-_OF_WITNESS = ("name", "address", "user", "port", "identity_file", "proxy_jump", "via", "cluster_address")
+_OF_WITNESS = ("name", "address", "user", "port", "identity_file", "proxy_jump", "via", "cluster_address", "state_dir")
 WITNESS = Section("run.witness", tuple(key for key in HOST.keys if key.name in _OF_WITNESS))
 
 # names and addresses cannot be the same for all hosts

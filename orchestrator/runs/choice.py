@@ -89,7 +89,7 @@ def was_deleted(run: str, inventory: str) -> bool:
 def _advise(run: str, listing: Listing, inventory: str) -> str:
     deleted = recent.find(run, inventory)
     if deleted is not None and not listing.failed:
-        why = "was deleted, is on other hosts, or $DDP_ORCH_STATE_DIR was another folder there"
+        why = "was deleted, is on other hosts, or state_dir (on the hosts: $DDP_ORCH_STATE_DIR) was another folder"
         return f" (run {deleted.run_id}, started here, {why}{FETCH})"
     if RUN_ID.fullmatch(run):  # a whole id is pasted, not mistyped
         return f" (it may have been pruned{FETCH})"

@@ -142,6 +142,7 @@ def host(server: Sshd | None = None, **keys: object) -> Host:
         "python": "python3",
         "setup": (),
         "workdir": None,
+        "state_dir": None,
         "container": "none",
         "env": {},
         "spare": False,

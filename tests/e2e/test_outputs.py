@@ -375,7 +375,30 @@ def test_fetch_names_a_host_that_has_no_record_of_a_run_that_continues(lab2: Lab
     lab2.hosts[0].sh("echo export DDP_ORCH_STATE_DIR=/home/ann/elsewhere > ~/.bashrc", check=True)
     for command in ("logs", "fetch"):
         unknown = driver.orch(lab2, command, run, "-i", inventory)
-        assert unknown.returncode == 2 and "$DDP_ORCH_STATE_DIR" in unknown.stderr, unknown.stderr
+        assert unknown.returncode == 2 and "state_dir" in unknown.stderr, unknown.stderr
     for host in lab2.hosts:
         host.sh("rm ~/.bashrc", check=True)
     driver.ok(driver.orch(lab2, "kill", run, "-i", inventory, "--grace", "0"))
+
+
+def test_a_run_in_the_state_dir_of_the_inventory_outlives_the_home_folders(lab2: Lab) -> None:
+    script = """
+import os, time
+open(os.environ["DDP_ORCH_OUTPUT_DIR"] + "/ckpt.pt", "w").close()
+print("ready", flush=True)
+time.sleep(600)
+"""
+    driver.script(lab2, script)
+    defaults = {"user": "ann", "python": lab2.python, "state_dir": "/var/tmp/disk/ddp-orch"}
+    inventory = lab2.inventory(defaults=defaults, run={"launcher": "direct", "max_restarts": 1})
+    run = driver.start(lab2, inventory, "--", "train.py")
+    lab2.hosts[1].crash()
+    lab2.hosts[1].boot()
+    for host in lab2.hosts:
+        assert host.sh("ls -d ~/.local").returncode != 0, "the home is not used"
+        host.sh("find ~ -mindepth 1 -maxdepth 1 ! -name .ssh -exec rm -r {} +", check=True)
+    driver.ok(driver.orch(lab2, "revive", run, "-i", inventory))
+    wait_until(lambda: driver.runs(lab2, inventory)[run]["attempt"] == 2, 60, "the second attempt runs")
+    driver.ok(driver.orch(lab2, "kill", run, "-i", inventory, "--grace", "0"))
+    driver.ok(driver.orch(lab2, "fetch", run, "-i", inventory, "-o", "got"))
+    assert list((driver.code(lab2) / "got").rglob("ckpt.pt"))

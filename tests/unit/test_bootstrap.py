@@ -17,9 +17,9 @@ PROGRAM = node_program()
 MARKER = b"n0nce "
 
 
-def said(state: Path, program: NodeProgram = PROGRAM) -> list[str]:
+def said(state: Path, program: NodeProgram = PROGRAM, state_dir: Path | None = None) -> list[str]:
     """What the stub says at the start of a session, ended when the relay has said hello."""
-    command = bootstrap_command(sys.executable, program, "n0nce")
+    command = bootstrap_command(sys.executable, program, "n0nce", str(state_dir) if state_dir else None)
     with subprocess.Popen(
         ["/bin/sh", "-c", command],
         stdin=subprocess.PIPE,
@@ -45,6 +45,11 @@ def test_the_node_program_is_sent_once(tmp_path: Path) -> None:
     state = tmp_path / "state"
     assert said(state) == ["need", "have"]
     assert said(state) == ["have"]
+
+
+def test_state_dir_of_the_inventory_is_used_in_place_of_that_of_the_host(tmp_path: Path) -> None:
+    assert said(tmp_path / "state", state_dir=tmp_path / "a disk's !folder") == ["need", "have"]
+    assert {path.name for path in tmp_path.iterdir()} == {"a disk's !folder"}
 
 
 def emptied(path: Path) -> None:

@@ -138,6 +138,7 @@ def hosts(draw: st.DrawFn, name: str) -> Host:
         python=draw(PATHS | words(ALNUM + "._- ", ALNUM, 20)),
         setup=tuple(draw(st.lists(SOME_TEXTS, max_size=3))),
         workdir=draw(st.none() | PATHS),
+        state_dir=draw(st.none() | PATHS),
         env=draw(ENVS),
         container=draw(CONTAINERS),
         spare=False,

@@ -30,6 +30,7 @@ PLAIN = Host(
     python="python3",
     setup=(),
     workdir=None,
+    state_dir=None,
     env={},
     container="none",
     spare=False,

@@ -57,7 +57,7 @@ class StateError(Exception):
 
 
 def base() -> str:
-    """The state folder: $DDP_ORCH_STATE_DIR, or the first usable of ~/.local/state/ddp-orch, /var/tmp, /tmp."""
+    """The state folder: $DDP_ORCH_STATE_DIR, which is also how `state_dir` of the inventory arrives, or a usual one."""
     chosen = os.environ.get("DDP_ORCH_STATE_DIR")
     if chosen:
         return _private(chosen)
@@ -68,7 +68,7 @@ def base() -> str:
         except (OSError, StateError) as error:
             reasons.append(str(error))
     raise StateError(
-        "no folder for state: %s; set DDP_ORCH_STATE_DIR to a private folder on a local disk" % "; ".join(reasons)
+        "no folder for state: %s; set state_dir to a private folder on a local disk" % "; ".join(reasons)
     )
 
 
@@ -131,7 +131,7 @@ def _check_private(path: str) -> None:
         status = os.fstat(folder)
         if status.st_uid != os.geteuid():
             raise StateError(
-                "%s belongs to uid %d, not to you; remove it or set DDP_ORCH_STATE_DIR" % (path, status.st_uid)
+                "%s belongs to uid %d, not to you; remove it or set state_dir" % (path, status.st_uid)
             )
         if status.st_mode & 0o077:
             raise StateError(

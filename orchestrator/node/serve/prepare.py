@@ -240,7 +240,7 @@ def check_space(folder: str) -> None:
 
 
 def _disk_full(what: str) -> Refused:
-    way = "free some, remove old runs with `ddp-orch prune INVENTORY`, or set DDP_ORCH_STATE_DIR"
+    way = "free some, remove old runs with `ddp-orch prune INVENTORY`, or set state_dir to another disk"
     return Refused("disk-full", "%s; %s" % (what, way))
 
 

@@ -156,7 +156,7 @@ class Relay:
             result = {"error": "a bug in the node program:\n" + traceback.format_exc(), "code": "bug"}
             if isinstance(error, OSError) and error.errno in state.FULL:
                 what = "%s: %s" % (error.filename or "state folder", error.strerror)
-                result = {"error": "%s; free some space, or set DDP_ORCH_STATE_DIR" % what, "code": "disk-full"}
+                result = {"error": "%s; free some space, or set state_dir" % what, "code": "disk-full"}
         try:
             self.send(wire.Frame(wire.RESULT, {"id": number, "result": result}))
         except OSError:
