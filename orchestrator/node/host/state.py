@@ -67,9 +67,7 @@ def base() -> str:
             return _private(candidate)
         except (OSError, StateError) as error:
             reasons.append(str(error))
-    raise StateError(
-        "no folder for state: %s; set state_dir to a private folder on a local disk" % "; ".join(reasons)
-    )
+    raise StateError("no folder for state: %s; set state_dir to a private folder on a local disk" % "; ".join(reasons))
 
 
 def passed_over() -> List[str]:
@@ -130,9 +128,7 @@ def _check_private(path: str) -> None:
     try:
         status = os.fstat(folder)
         if status.st_uid != os.geteuid():
-            raise StateError(
-                "%s belongs to uid %d, not to you; remove it or set state_dir" % (path, status.st_uid)
-            )
+            raise StateError("%s belongs to uid %d, not to you; remove it or set state_dir" % (path, status.st_uid))
         if status.st_mode & 0o077:
             raise StateError(
                 "%s can be entered by others (mode %o); chmod 700 it" % (path, stat.S_IMODE(status.st_mode))
