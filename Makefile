@@ -6,6 +6,9 @@ EXAMPLES ?= 100000
 LOGINS := tests/e2e/test_ssh_login.py tests/e2e/test_ssh_pipe.py tests/e2e/test_ssh_lab.py
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Python compiles each module once, not in each process. (Some containers forbid that.)
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-all test-newest chaos gpu breakages examples fuzz lint docs clean
 
 help:

@@ -395,7 +395,7 @@ time.sleep(600)
     lab2.hosts[1].crash()
     lab2.hosts[1].boot()
     for host in lab2.hosts:
-        assert host.sh("ls -d ~/.local").returncode != 0, "the home is not used"
+        assert host.sh("find ~ -name runs").stdout == "", "the home is not used"
         host.sh("find ~ -mindepth 1 -maxdepth 1 ! -name .ssh -exec rm -r {} +", check=True)
     driver.ok(driver.orch(lab2, "revive", run, "-i", inventory))
     wait_until(lambda: driver.runs(lab2, inventory)[run]["attempt"] == 2, 60, "the second attempt runs")
