@@ -145,12 +145,13 @@ MEETS_AT_HOME = """
 import os, torch.distributed as dist
 if True:
     os.environ["MASTER_ADDR"] = "localhost"
+print("imported", flush=True)
 dist.init_process_group("gloo")
 """
 
 
 def test_a_line_that_keeps_the_ranks_from_meeting_is_named(lab2: Lab) -> None:
-    inventory = lab2.inventory(run={"stall_timeout": 8})
+    inventory = lab2.inventory(run={"stall_timeout": 15})
     up = ok(orch(lab2, "up", inventory, "--", script(lab2, MEETS_AT_HOME)), code=1)
     assert re.search(r"^warning: train\.py:4 may name localhost", up.stderr, re.MULTILINE)
     assert "first cause: worker-never-arrived" in up.stderr
