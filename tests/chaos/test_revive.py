@@ -139,7 +139,6 @@ def test_revive_brings_a_host_back_that_nobody_follows(lab3: Lab) -> None:
     assert result.returncode == 2 and "restart" in result.stderr
 
 
-@pytest.mark.short
 @pytest.mark.timeout(180)
 def test_a_run_that_waits_for_its_head_is_restarted_at_once_on_the_hosts_that_are_left(lab3: Lab) -> None:
     inventory = lab3.inventory(run={**RESTARTS, "rejoin_timeout": 600})

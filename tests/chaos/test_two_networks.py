@@ -77,7 +77,6 @@ def test_a_cut_of_the_network_of_the_ranks_at_the_head_names_the_head(lab3: Lab)
         run.assert_ended(4, "lost", "node-0: host lost", within=120)
 
 
-@pytest.mark.short
 def test_a_head_whose_network_of_the_ranks_is_cut_gives_up_the_lead(lab3: Lab) -> None:
     with trial(lab3, with_gloo_on_the_data_network(lab3, max_restarts=3, nnodes="2:3"), GLOO, "400", "0.05") as run:
         run.wait_for("rank 2 step 20 ")

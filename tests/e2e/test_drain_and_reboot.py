@@ -72,6 +72,7 @@ def test_other_hosts_know_the_events_of_a_run_whose_head_is_off(lab3: Lab) -> No
     assert begun and begun[0] in result.stdout
 
 
+@pytest.mark.full
 def test_the_loss_of_a_head_that_nobody_replaces_is_an_event(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 1, "lease": 3})
     run_id = start(lab2, inventory, "--", script(lab2, WAITS))
@@ -112,6 +113,7 @@ def test_all_commands_say_for_which_host_a_run_waits(lab2: Lab) -> None:
     assert_clean(lab2, run_id)
 
 
+@pytest.mark.full
 def test_a_host_that_was_drained_while_it_was_off_is_not_offered_to_the_run_again(lab3: Lab) -> None:
     options = {"launcher": "direct", "nnodes": "2:3", "max_restarts": 5, "lease": 3}
     run_id = start(lab3, lab3.inventory(run=options), "--", script(lab3, WAITS))

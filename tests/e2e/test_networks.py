@@ -110,7 +110,11 @@ def cluster_network_with_ipv6_only(lab: Lab) -> Iterator[None]:
             ip(host, "add", f"{host.cluster_address}/16")
 
 
-@pytest.mark.parametrize("run", [{"launcher": "direct"}, {"rdzv": {"backend": "c10d"}}], ids=["direct", "c10d"])
+@pytest.mark.parametrize(
+    "run",
+    [{"launcher": "direct"}, pytest.param({"rdzv": {"backend": "c10d"}}, marks=pytest.mark.full)],
+    ids=["direct", "c10d"],
+)
 def test_hosts_that_share_ipv6_only_train_over_it(lab2: Lab, run: dict[str, Any]) -> None:
     with cluster_network_with_ipv6_only(lab2):
         inventory = lab2.inventory(run=run)

@@ -200,6 +200,7 @@ def test_wait_of_a_queued_run_waits_for_its_start_and_its_end(lab3: Lab, invento
     assert ("succeeded" if starts else "left the queue") in errors.read_text()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_queued_run_starts_without_a_host_that_it_does_not_need(lab3: Lab) -> None:
     script(lab3, UNTIL_FILE)

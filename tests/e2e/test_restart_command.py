@@ -99,6 +99,7 @@ def test_a_restarted_run_continues_with_its_options_and_describe_shows_it(lab2: 
     assert_clean(lab2)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_what_a_restart_sets_overrides_the_variables_of_up(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct", "grace": 1})
@@ -177,7 +178,7 @@ time.sleep(1e6)
 @pytest.mark.timeout(120)
 def test_a_run_whose_ranks_have_just_begun_is_restarted_at_once(lab2: Lab) -> None:
     """Nobody has looked yet whether they handle the signal, and they do not."""
-    inventory = lab2.inventory(run={"grace": 1})
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1})
     first = start(lab2, inventory, "--name", "job", "--", script(lab2, BEGINS_LATE))
     again = ok(orch(lab2, "restart", "job", "-d", "-i", inventory, timeout=60)).stdout.split()[0]
     assert runs(lab2, inventory)[first]["state"] == "stopped"
@@ -190,13 +191,15 @@ LISTENS = "import socket, time; s = socket.create_server(('', 29500)); print('up
 
 @pytest.mark.timeout(180)
 def test_a_run_is_not_stopped_for_one_that_cannot_start_or_the_way_back_is_named(lab2: Lab) -> None:
-    first = start(lab2, lab2.inventory(run={"grace": 1}), "--name", "job", "--", script(lab2, BEGINS_LATE))
+    first = start(
+        lab2, lab2.inventory(run={"launcher": "direct", "grace": 1}), "--name", "job", "--", script(lab2, BEGINS_LATE)
+    )
     known = {"user": "ann", "python": lab2.python}
-    inventory = lab2.inventory(run={"grace": 1}, defaults={**known, "interface": "eth7"})
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1}, defaults={**known, "interface": "eth7"})
     refused = ok(orch(lab2, "restart", "job", "-d", "-i", inventory), 3).stderr
     assert "was not stopped" in refused and runs(lab2, inventory)[first]["state"] == "running"
     # the old run itself might have had the port
-    inventory = lab2.inventory(run={"grace": 1, "rdzv": {"port": 29500}})
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1, "rdzv": {"port": 29500}})
     with lab2.hosts[0].popen([lab2.python, "-c", LISTENS], "bob", stdout=subprocess.PIPE) as listener:
         assert listener.stdout is not None and listener.stdout.readline() == "up\n"
         failed = ok(orch(lab2, "restart", "job", "-d", "-i", inventory), 5).stderr
@@ -206,7 +209,7 @@ def test_a_run_is_not_stopped_for_one_that_cannot_start_or_the_way_back_is_named
 
 @pytest.mark.timeout(240)
 def test_a_run_is_not_stopped_while_a_host_that_was_cut_off_still_has_an_older_one(lab2: Lab) -> None:
-    inventory = lab2.inventory(run={"grace": 1, "max_restarts": 1}, ssh={"connect_timeout": 3})
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1, "max_restarts": 1}, ssh={"connect_timeout": 3})
     restart = ("restart", "job", "-d", "-i", inventory)
     older = start(lab2, inventory, "--name", "job", "--", script(lab2, BEGINS_LATE))
     lab2.hosts[1].cut()

@@ -142,7 +142,7 @@ def look(*arguments):
 
 
 def test_check_shows_no_escape_of_a_host_and_quotes_what_is_to_be_pasted(lab2: Lab) -> None:
-    inventory = lab2.inventory()
+    inventory = lab2.inventory(run={"launcher": "direct"})
     ok(orch(lab2, "check", inventory, "--quick"))
     (program,) = lab2.hosts[1].home.glob(".local/state/ddp-orch/node-*")
     tamper(program, "probe", FULL)

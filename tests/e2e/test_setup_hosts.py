@@ -97,6 +97,7 @@ def test_where_only_a_password_works_it_is_asked_for_once_and_the_key_installed(
     assert "kept" in again.stderr
 
 
+@pytest.mark.full
 def test_hosts_without_internet_are_told_so_and_install_from_a_folder_of_wheels(lab2: Lab) -> None:
     inventory = lab2.inventory(defaults={"user": "ann", "python": BARE})
     result = ok(orch(lab2, "setup", inventory, timeout=200), 3)
