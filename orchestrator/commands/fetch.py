@@ -311,6 +311,8 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
         answers = fleet.each(
             inventory.hosts, lambda _, session: _list_sources(session, arguments, [Source(Path())]), "listing files"
         )
+        if not answers.done:
+            raise
         hosts_with_files = frozenset(host for host, (listing,) in answers.done.items() if listing.files)
         if not hosts_with_files:
             if not choice.was_deleted(run_name, inventory.path):

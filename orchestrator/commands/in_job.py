@@ -107,17 +107,18 @@ def _show_time(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def requeue(job: BatchJob, code: int, console: Console, resume: str) -> int:
+def requeue(job: BatchJob, code: int, console: Console, resume: str, *, is_ending: bool) -> int:
     """Queue the job again if the run was stopped to be resumed. `code`: its exit code. Returns that of `up`.
 
-    `resume`: the command that resumes the run in another job.
+    `resume`: the command that resumes the run in another job. `is_ending`: the batch system has ended the job before
+    its time limit, as `qdel` does.
     """
     if code != RunStopped.exit_code:
         return code
     if job.scheduler in REQUEUE_EXIT_CODES:
         return REQUEUE_EXIT_CODES[job.scheduler]
     try:
-        batch_system.requeue(job)
+        batch_system.requeue(job, is_ending=is_ending)
         console.note(f"{job.scheduler} job {job.number} is queued again")
     except batch_system.JobEndsError as error:
         console.note(f"the job is ending ({error}), so it is not queued again. To resume in another job: {resume}")

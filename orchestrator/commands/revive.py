@@ -10,7 +10,7 @@ from ..errors import UnreachableError, UsageError
 from ..hosts.fleet import fold_failures
 from ..inventory import advice
 from ..output.console import fold
-from ..runs import registry, rejoining, revive
+from ..runs import registry, rejoining, resume_command, revive
 from ..runs.revive import Revived
 from .context import command_to_resume, find_run, load_inventory_of_run, open_fleet, stderr_console
 
@@ -74,7 +74,8 @@ def _end(run: registry.Run) -> str:
 
 
 def _no_guard(run: registry.Run, listing: registry.Listing, about: advice.AboutRun) -> UsageError | UnreachableError:
-    resume = command_to_resume(run, about)
+    chosen = resume_command.choose(command_to_resume(run, about), run.parts, listing.missing_hosts(run))
+    resume = f"{chosen.command} ({chosen.note})" if chosen.note else chosen.command
     if any(part.verdict and not part.has_left for part in run.parts.values()):
         return UsageError(
             f"run {run.run_id} has ended: {run.state}. To start a run that resumes from its outputs: {resume}"

@@ -31,7 +31,7 @@ from ..plan.launchers import OLD_LAUNCH, OLD_LOCAL_RANK, for_own_scripts
 from ..plan.other_command import OtherCommand
 from ..plan.plan import Code, Plan, advise_secrets, advise_shell_variables, check_size, describe_unused, world_size
 from ..plan.plan import make as make_plan
-from ..runs import attach, gpu_use, holding, launch, printing, queueing, recent
+from ..runs import attach, finishing, gpu_use, holding, launch, printing, queueing, recent
 from ..runs.timing import FirstLine, FirstLines
 from . import in_job, variables
 from .context import (
@@ -150,10 +150,13 @@ def up(
                 if options.watch:
                     console.note("the code is watched only while this terminal is open")
             with watch.stop_run_on_change(run_id, hosts, fleet), in_job.note_at_end(detached, console):
-                code = _follow(resolved, inventory, fleet, context, options, about, printer, console)
+                finisher = finishing.Finisher(run_id, hosts, fleet, console)
+                code = _follow(resolved, inventory, fleet, context, options, about, printer, console, finisher)
             if job is None or not options.requeue:
                 return code
-            return in_job.requeue(job, code, console, _command_to_resume(resolved, inventory, options, about))
+            is_ending = finisher.was_told_to_end and isinstance(resolved.inventory.run.walltime, float)
+            resume = _command_to_resume(resolved, inventory, options, about)
+            return in_job.requeue(job, code, console, resume, is_ending=is_ending)
         except (BrokenPipeError, OutputError, KeyboardInterrupt):
             console.note(detached)
             raise
@@ -168,6 +171,7 @@ def _follow(
     about: advice.AboutRun,
     printer: Stage | None,
     console: Console,
+    finisher: finishing.Finisher,
 ) -> int:
     """Show the run until it ends, and return its exit code."""
     mask = Mask(context.secrets.values())
@@ -192,6 +196,7 @@ def _follow(
             stage,
             mask,
             console,
+            finisher,
             resume=_command_to_resume(resolved, inventory, options, about),
             is_requeued=options.requeue,
             show_outputs=options.show_outputs,

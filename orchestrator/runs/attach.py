@@ -71,6 +71,7 @@ def attend(
     printer: Stage,
     mask: Mask,
     console: Console,
+    finisher: finishing.Finisher,
     *,
     resume: str,
     is_requeued: bool = False,
@@ -78,7 +79,7 @@ def attend(
     tell_silence: bool = False,
 ) -> int:
     """Show the lines of a run until it ends, and return its exit code. Ctrl-C stops the run, a second Ctrl-C kills it,
-    a third one exits without waiting. The `finishing.finish_signals` save a snapshot and stop it.
+    a third one exits without waiting. At the `finishing.finish_signals`, `finisher` saves a snapshot and stops it.
 
     `resume`: the command that starts a run which resumes from the outputs of this one. `is_requeued`: if it was stopped
     to be resumed, its job does that. `show_outputs`: print how to download them. `tell_silence`: print a
@@ -92,7 +93,6 @@ def attend(
     notify = resolved.inventory.notify
     bell = Bell(notify.bell, console, resolved.name if notify.desktop else "")
     losses = BadLoss()
-    finisher = finishing.Finisher(resolved.run_id, hosts, fleet, console)
     stages: list[Stage] = [bell, losses, finishing.OutlivingTerminal(printer, finisher)]
     if tell_silence:
         count = sum(processes(resolved, node) for node in resolved.team)

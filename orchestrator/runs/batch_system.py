@@ -52,13 +52,16 @@ def time_left(job: BatchJob, environ: Mapping[str, str], now: float) -> float | 
         raise BatchSystemError(f"{' '.join(job.time_command)}: {error}") from error
 
 
-def requeue(job: BatchJob) -> None:
+def requeue(job: BatchJob, *, is_ending: bool) -> None:
     """Have the job queued again. The batch system then ends it, and with it this process.
 
-    Raises JobEndsError, or another BatchSystemError.
+    `is_ending`: a signal has said that the job was deleted. Raises JobEndsError, or another BatchSystemError.
     """
-    if job.state_command and (state := _call(job.state_command).strip()) != "RUNNING":
-        raise JobEndsError(state or "CANCELLED")  # Slurm would revive a job that was canceled
+    if job.state_command:
+        if (state := _call(job.state_command).strip()) != "RUNNING":
+            raise JobEndsError(state or "CANCELLED")  # Slurm would revive a job that was canceled
+    elif is_ending:
+        raise JobEndsError("it was deleted")
     _call(job.requeue_command)
 
 

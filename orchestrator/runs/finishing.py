@@ -42,6 +42,8 @@ class Finisher:
         self._over = threading.Event()
         self._terminals = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
         self._has_hung_up = False
+        self.was_told_to_end = False
+        """By one of the `END_SIGNALS`."""
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -60,6 +62,7 @@ class Finisher:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: object) -> None:
+        self.was_told_to_end |= number in END_SIGNALS
         if number == signal.SIGHUP:
             self._hang_up()
         self._request(signal.Signals(number).name)
@@ -71,6 +74,7 @@ class Finisher:
             and current_scheduler(os.environ)
             and not all(stream.isatty() for stream in self._terminals)
         ):
+            self.was_told_to_end = True
             self._hang_up()
             self._request(signal.SIGHUP.name)
         return self._has_hung_up

@@ -93,15 +93,20 @@ def _describe_lost_voters(run: Run, inventory: Inventory) -> str:
 def _describe_no_election(run: Run, host: Host, head: Host, inventory: Inventory, blueprint: Blueprint) -> str:
     """If the run has enough hosts for an election only now, which is too late for it; "" otherwise."""
     at_start = [node for node in blueprint.spec.nodes if not node.added]
-    count = len(run.hosts) - len(run.left) + 1
-    if blueprint.spec.head_lost == "elect" or elects(inventory, len(at_start)) or not elects(inventory, count):
+    members = _members(run, host, inventory)
+    if blueprint.spec.head_lost == "elect" or elects(inventory, len(at_start)) or not elects(inventory, len(members)):
         return ""
-    names = fold([*(name for name in run.hosts if name not in run.left), host.name])
-    restart = advice.command("restart", run.run_id, "--hosts", names, inventory=inventory.path)
+    restart = advice.command("restart", run.run_id, "--hosts", fold(members), inventory=inventory.path)
     return (
         f"run {run.run_id} elects no head, because it began on fewer than {MIN_VOTERS} hosts: if {head.name}, its "
         f"head, is lost, the run waits for it. To elect one, start the run again: {restart}"
     )
+
+
+def _members(run: Run, host: Host, inventory: Inventory) -> list[str]:
+    """The hosts on which the run could be started again with a new one. Others may have left the inventory."""
+    known = {machine.name for machine in inventory.machines}
+    return [*(name for name in run.hosts if name in known and name not in run.left), host.name]
 
 
 def _check_run(run: Run, host: Host, inventory: Inventory, blueprint: Blueprint) -> None:
@@ -110,12 +115,11 @@ def _check_run(run: Run, host: Host, inventory: Inventory, blueprint: Blueprint)
         raise UsageError(f"run {run.run_id} was started by another version of ddp-orch; add hosts with that version")
     launcher = blueprint.spec.launcher
     restart = ("restart", run.run_id)
-    hosts = fold([*(name for name in run.hosts if name not in run.left), host.name])
     if launcher.scope == "host":
         raise UsageError(
             f"run {run.run_id} uses run.launcher {launcher.name}, which is started once on each host. Such runs take "
             f"no host later. Start it again with {host.name}: "
-            f"{advice.command(*restart, '--hosts', hosts, inventory=inventory.path)}"
+            f"{advice.command(*restart, '--hosts', fold(_members(run, host, inventory)), inventory=inventory.path)}"
         )
     if blueprint.spec.contact.port is None:
         raise UsageError(

@@ -78,6 +78,22 @@ def test_a_run_that_began_without_a_host_elects_a_head_after_it_was_added(lab3: 
     ok(orch(lab3, "kill", "-i", inventory, "--grace", "0", run_id))
 
 
+def test_a_machine_that_is_replaced_under_another_name_is_added_without_advice_for_a_host_that_is_gone(
+    lab2: Lab,
+) -> None:
+    """Three hosts of the run would elect a head, but the inventory has two."""
+    run = {"launcher": "direct", "nnodes": "1:2", "max_restarts": 3, "lease": 3}
+    run_id = start(lab2, lab2.inventory(run=run), "--", script(lab2, WORK), "x")
+    lab2.hosts[1].crash()
+    lab2.hosts[1].boot()
+    lab2.hosts[1].sh("rm -r ~/.local/state/ddp-orch", check=True)
+    hosts = [{"name": "node-0", "address": lab2.hosts[0].address}, {"name": "new", "address": lab2.hosts[1].address}]
+    inventory = lab2.inventory(run=run, hosts=hosts)
+    added = ok(orch(lab2, "add", "-i", inventory, run_id, "new")).stderr
+    assert "takes part" in added and "--hosts" not in added, added
+    ok(orch(lab2, "kill", "-i", inventory, "--grace", "0", run_id))
+
+
 def test_top_shows_a_host_that_is_added_meanwhile(lab3: Lab) -> None:
     inventory = lab3.inventory(run={"launcher": "direct"})
     run_id = start(lab3, inventory, "--hosts", "node-[0-1]", "--", script(lab3, WORK), "x")

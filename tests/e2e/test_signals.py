@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -197,3 +198,54 @@ def test_outside_of_a_job_a_run_continues_without_its_terminal(tmp_path: Path) -
     (run,) = json.loads(orch(tmp_path, "ps", "--json").stdout)
     assert run["state"] == "running"
     assert orch(tmp_path, "kill", run["run_id"]).returncode == 0
+
+
+QSTAT = """#!/bin/sh
+echo '    Resource_List.walltime = 01:00:00'
+echo '    resources_used.walltime = USED'
+"""
+SAVES = """
+import os, signal, time
+signal.signal(signal.SIGUSR1, lambda *_: print("saved step:7", flush=True))
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("used", "is_deleted"), [("00:00:10", True), ("00:59:15", False)])
+def test_a_job_of_pbs_is_queued_again_at_its_limit_and_not_when_it_is_deleted(
+    tmp_path: Path, used: str, is_deleted: bool
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in (
+        ("qstat", QSTAT.replace("USED", used)),
+        ("qrerun", f"#!/bin/sh\necho $1 > {tmp_path}/requeued\n"),
+    ):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (tmp_path / "nodes").write_text("localhost\n")
+    base = f"defaults: {{python: {sys.executable}}}\nrun: {{launcher: direct, grace: 1}}\n"
+    (tmp_path / "base.yaml").write_text(base)
+    (tmp_path / "train.py").write_text(SAVES)
+    job = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    up = command("up", "@pbs", "--with", "base.yaml", "--requeue", "--skip-check", "--", "train.py")
+    with subprocess.Popen(
+        up,
+        cwd=tmp_path,
+        env={**environment(tmp_path), **job, **path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        wait_until(lambda: "ready" in process.stdout.readline(), 60.0, "the rank is ready")
+        if is_deleted:
+            process.send_signal(signal.SIGTERM)
+        lines, said = process.communicate(timeout=90)
+    assert process.returncode == 75 and "saved step:7" in lines, said
+    assert (tmp_path / "requeued").exists() is not is_deleted, said
+    assert ("not queued again" if is_deleted else "is queued again") in said, said

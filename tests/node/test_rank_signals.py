@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +156,28 @@ def test_without_c10d_the_line_of_a_snapshot_comes_from_the_head(runs: Runs) -> 
     run.wait_for("saved step:7", "1.1.out", 1)
     run.wait_over()
     assert run.record("snapshot.json")["seconds"] is None  # type: ignore[index]
+
+
+LOADS_MEANWHILE = """
+import os, time
+while not os.path.exists("go"):
+    time.sleep(0.01)
+time.sleep(1.5)
+"""
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_ranks_that_get_their_handler_after_the_request_save_all_the_same(
+    runs: Runs, tmp_path: Path, torchrun: bool
+) -> None:
+    run = runs.start(LOADS_MEANWHILE + SAVES, nproc=(1, 1), grace=1.0, torchrun=torchrun, options="walltime: 20s")
+    run.wait_for("asking the ranks for a snapshot", "1.run.out")
+    assert not any(b"ready" in text for text in run.journal().values())
+    (tmp_path / "go").touch()
+    verdicts = [record["verdict"] for record in run.wait_over()]
+    assert [(verdict["state"], verdict["stopped_by"]) for verdict in verdicts] == [("stopped", "run.walltime")] * 2
+    for node in (0, 1):
+        assert b"saved step:7" in run.journal(node)[f"1.{node}.out"]
 
 
 def test_a_script_without_a_handler_runs_until_its_walltime(runs: Runs) -> None:

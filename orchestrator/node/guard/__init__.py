@@ -7,6 +7,7 @@ requests         its socket for other processes of this user, later
 team_requests    requests to drain or to add hosts, and the answers
 permit           until when the ranks may run without a message from the head
 attempts         the attempts of the run on this host
+snapshot_request  asks their ranks for a snapshot
 process_record   which processes are ours, on disk
 child            its handle on the recorder
 shutdown         how the run ends on this host

@@ -26,6 +26,7 @@ from .past import Past
 from .permit import Permit, clock
 from .requests import Requests
 from .shutdown import LEAVE_GRACE, Shutdown
+from .snapshot_request import SnapshotRequest
 
 LONGEST_TURN = 5.0  # s, the longest wait for an event
 
@@ -59,6 +60,7 @@ class Guard:
         self._permit = Permit()
         self._holds = 0  # requests to hold the run, see tie.py
         self._finish: Optional[Dict[str, Any]] = None  # who wants the run to save a snapshot and stop
+        self._snapshot_request: Optional[SnapshotRequest] = None
         # waits until no process of an older attempt is left; an order to run, at most until that time
         self._next_order: Optional[AttemptOrder] = None
         self._next_until: Optional[float] = None
@@ -145,6 +147,8 @@ class Guard:
         due = [now + LONGEST_TURN, self._attempts.due_at(), self._shutdown.due_at(), self._requests.due_at()]
         if self._recorder.due is not None:
             due.append(self._recorder.due)
+        if self._snapshot_request is not None:
+            due.append(self._snapshot_request.due_at)
         if not self._is_committed():
             due.append(self._control.patience_ends_at())
         if self._attempts.is_running and not self._attempts.is_fenced:
@@ -154,6 +158,8 @@ class Guard:
     def _advance(self) -> None:
         now = time.monotonic()
         self._attempts.advance(now)
+        if self._snapshot_request is not None:
+            self._snapshot_request.advance(now, self._attempts.tree)
         self._requests.drop_late(now)
         if self._next_order is not None and not self._attempts.is_running:
             order, self._next_order = self._next_order, None
@@ -224,7 +230,7 @@ class Guard:
         elif message["do"] == "permit":
             self._permit.grant(message["at"], message["seconds"])
         elif message["do"] == "signal":
-            self._attempts.signal_ranks(message["signal"], None, only_if_caught=True, dry=False)
+            self._snapshot_request = SnapshotRequest(message["signal"], self._attempts.number, self._spec["nproc"])
         elif message["do"] == "commit":
             self._committed = True
             self._attempts.make_output_folder()
