@@ -90,7 +90,7 @@ _CAUSES = (
         "[Hh]ost key verification failed|host key is known for",
         "ssh-host-key-unknown",
         "host key",
-        "its key is not in known_hosts",
+        "{its} key is not in known_hosts",
         "compare it with the key on the host, then accept it with `{trust}` or `{ssh}`",
     ),
     _Cause(
@@ -132,6 +132,8 @@ def explain(host: Host, stderr: bytes, ssh_by_hand: str, trust_command: str) -> 
     fix = cause.fix.replace("{trust}", trust_command)
     offending = [line for line in lines if line.startswith("Offending")]  # of a changed key: its file and line
     said = "; ".join(offending or lines)[-_REASON_LENGTH:]
-    reason = f"{cause.reason} (ssh: {said})" if said else cause.reason
-    group = GroupMessage(cause.reason, fix.replace("{ssh}", "FIRST"), ssh_by_hand)
+    named = re.search(r"host key is known for (\S+)", text)  # a jump host, perhaps
+    what = cause.reason.replace("{its}", f"{named[1]}'s" if named and host.address not in named[1] else "its")
+    reason = f"{what} (ssh: {said})" if said else what
+    group = GroupMessage(what, fix.replace("{ssh}", "FIRST"), ssh_by_hand)
     return ConnectFailure(host.name, cause.phase, reason, cause.code, fix.replace("{ssh}", ssh_by_hand), group)

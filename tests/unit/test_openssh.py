@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.ssh.openssh import explain
 
-HOST: Any = type("Host", (), {"name": "gpu1"})()
+HOST: Any = type("Host", (), {"name": "gpu1", "address": "10.0.0.1"})()
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,13 @@ def test_the_code_of_a_failure(stderr: str, code: str) -> None:
     failure = explain(HOST, f"{stderr}\r\n".encode(), "ssh gpu1", "ddp-orch trust")
     assert failure.code == code
     assert all(line.strip() in failure.reason for line in stderr.splitlines())
+
+
+def test_an_unknown_key_of_a_jump_host_is_not_called_that_of_the_host() -> None:
+    said = (
+        "No ED25519 host key is known for {} and you have requested strict checking.\nHost key verification failed.\n"
+    )
+    of_jump = explain(HOST, said.format("bastion").encode(), "ssh gpu1", "ddp-orch trust")
+    assert of_jump.group.reason.startswith("bastion's key") and of_jump.reason.startswith("bastion's key")
+    of_host = explain(HOST, said.format(f"[{HOST.address}]:2222").encode(), "ssh gpu1", "ddp-orch trust")
+    assert of_host.group.reason.startswith("its key")

@@ -42,7 +42,7 @@ def reported_since(folder: str) -> Optional[int]:
 
 
 def close_report(folder: str) -> None:
-    """It has not to be taken back: another message says what follows."""
+    """It need not be taken back: another message says what follows."""
     known = _read(folder)
     known.pop("since", None)
     _write(folder, dict(known, number=int(known.get("number", 0)) + 1))
@@ -67,6 +67,7 @@ class WaitMessage:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: str) -> Iterator[None]:
+    """Wait until no other process of this run sends that the run waits, or takes that back."""
     file = os.open(os.path.join(folder, SENT), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
