@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
 from ..errors import RunStopped, UsageError
 from ..inventory import via
@@ -15,6 +16,10 @@ from ..inventory.sources.batch_job import REQUEUE_EXIT_CODES, BatchJob, job_of
 from ..inventory.sources.schedulers import current_scheduler
 from ..output.console import Console, fold
 from ..runs import batch_system
+
+PREDECESSOR_WINDOW = 70.0
+"""Seconds in which a run of a job ends whose `up` was killed: 30 for the hosts to notice, 10 of grace, a reserve."""
+PREDECESSOR = "a run that belongs to a job ends soon after its job"
 
 
 def find_job(inventory: Inventory, *, detach: bool, requeue: bool) -> BatchJob | None:
@@ -93,7 +98,9 @@ def find_end(job: BatchJob, inventory: Inventory, *, tied: bool, console: Consol
                 "start in a new job"
             ) from error
         except batch_system.BatchSystemError as error:
-            console.warning(f"{what}: its time limit is unknown; set run.walltime. {error}")
+            _tell_unknown_limit(what, inventory.run.walltime, f"{error}", console)
+        if not job.time_command:
+            _tell_unknown_limit(what, inventory.run.walltime, f"{job.scheduler} does not tell it", console)
     if tied:
         end = "" if left is None else f", in {_show_time(left)} at the latest"
         console.step(f"{what}: the run ends with it{end}")
@@ -102,9 +109,19 @@ def find_end(job: BatchJob, inventory: Inventory, *, tied: bool, console: Consol
     return None if left is None else time.monotonic() + left
 
 
+def _tell_unknown_limit(what: str, walltime: float | Literal["auto"], why: str, console: Console) -> None:
+    if walltime == "auto":
+        console.warning(f"{what}: its time limit is unknown; set run.walltime. {why}")
+    else:
+        console.note(f"{what}: its time limit is unknown, so only run.walltime counts ({_show_time(walltime)}). {why}")
+
+
 def _show_time(seconds: float) -> str:
-    hours, minutes = divmod(int(seconds) // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if 0 < minutes < 10 and rest else f"{minutes} min" if minutes else f"{rest} s"
 
 
 def requeue(job: BatchJob, code: int, console: Console, resume: str, *, is_ending: bool) -> int:
@@ -115,7 +132,8 @@ def requeue(job: BatchJob, code: int, console: Console, resume: str, *, is_endin
     """
     if code != RunStopped.exit_code:
         return code
-    if job.scheduler in REQUEUE_EXIT_CODES:
+    if job.scheduler in REQUEUE_EXIT_CODES and not is_ending:
+        console.note(f"exit code {REQUEUE_EXIT_CODES[job.scheduler]}: {job.scheduler} queues job {job.number} again")
         return REQUEUE_EXIT_CODES[job.scheduler]
     try:
         batch_system.requeue(job, is_ending=is_ending)

@@ -17,6 +17,8 @@ def note_choice(run: Run, listing: Listing, run_name: str | None, inventory: Inv
     elif run_name == run.name != run.run_id:
         _note_same_name(run, listing, console)
         _note_deleted(run, listing, inventory, console)
+    elif run_name == run.name and (newer := [each for each in same_name(run, listing) if each.run_id > run.run_id]):
+        console.note(f"this is about run {run.run_id}; {newer[-1].run_id} ({newer[-1].state}) continues it")
 
 
 def _note_running_runs(run: Run, listing: Listing, console: Console) -> None:

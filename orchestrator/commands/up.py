@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import sys
@@ -129,7 +130,7 @@ def up(
         resolved = _launch(plan, snapshot, fleet, context, options, console, first=give_place_back is not None)
         if give_place_back:
             give_place_back()
-        about = advice.AboutRun(plan.name, advice.reference_of(inventory))
+        about = advice.AboutRun(advice.reference_to(run_id, plan.name), advice.reference_of(inventory))
         hosts = [node.host for node in resolved.nodes]
         detached = in_job.describe_detached(hosts, resolved.tie, about.command("logs", "-f"))
         try:
@@ -269,15 +270,18 @@ def _launch(
         wait = options.queue or options.wait
         return queueing.launch_in_turn(plan, snapshot, fleet, context, console.note, wait=wait, first=first)
     reported = ""
+    patience = math.inf if options.wait else in_job.PREDECESSOR_WINDOW if plan.tie is not None else 0.0
+    gives_up_at = time.monotonic() + patience
     while True:
         try:
             return launch.launch(plan, snapshot, fleet, context)
         except HeldError as error:
-            if not options.wait:
+            if time.monotonic() + RETRY_INTERVAL > gives_up_at:
                 raise
             if str(error) != reported:
                 reported = str(error)
-                console.note(f"{reported}\n  trying again every {RETRY_INTERVAL:.0f} s; press Ctrl-C to give up")
+                until = "press Ctrl-C to give up" if options.wait else f"for {patience:.0f} s: {in_job.PREDECESSOR}"
+                console.note(f"{reported}\n  trying again every {RETRY_INTERVAL:.0f} s; {until}")
             time.sleep(RETRY_INTERVAL)
 
 

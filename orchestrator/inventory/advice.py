@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .model import Inventory, default_path
-from .run_ids import RUN_NAME
+from .run_ids import RUN_ID, RUN_NAME
 from .sources import reference
 from .text_files import STDIN
 
@@ -82,8 +82,12 @@ def about(run: Run, runs: Iterable[Run], inventory: str) -> AboutRun:
     same = [other for other in runs if other.name == run.name]
     is_newest = not same or same[-1].run_id == run.run_id
     is_only = is_newest and not any(other.unfinished for other in same if other.run_id != run.run_id)
-    has_own_name = is_only and RUN_NAME.fullmatch(run.name)
-    return AboutRun(run.name if has_own_name else run.run_id, inventory)
+    return AboutRun(reference_to(run.run_id, run.name) if is_only else run.run_id, inventory)
+
+
+def reference_to(run_id: str, name: str) -> str:
+    """The name of a run, or its id if that is clearer. One that continues a run without a name has its id as a name."""
+    return name if RUN_NAME.fullmatch(name) and not RUN_ID.fullmatch(name) else run_id
 
 
 def _unless_default(path: str, folder: Path) -> tuple[str, ...]:

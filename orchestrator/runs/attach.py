@@ -15,7 +15,7 @@ from ..errors import Interrupted, OrchError, OutputError
 from ..hosts import claims
 from ..hosts.fleet import Fleet, fold_failures
 from ..inventory import model
-from ..inventory.advice import AboutRun, reference_of
+from ..inventory.advice import AboutRun, reference_of, reference_to
 from ..inventory.model import Host
 from ..output.console import Console, hush, wants_colour
 from ..output.finding import SourceCode
@@ -85,7 +85,7 @@ def attend(
     to be resumed, its job does that. `show_outputs`: print how to download them. `tell_silence`: print a
     note if all ranks cease to print.
     """
-    about = AboutRun(resolved.name, reference_of(resolved.inventory))
+    about = AboutRun(reference_to(resolved.run_id, resolved.name), reference_of(resolved.inventory))
     hosts = [node.host for node in resolved.nodes]
     nodes = {host.name: node for node, host in enumerate(hosts)}
     view = _make_view(resolved, hosts, nodes, fleet, mask, console)

@@ -213,39 +213,47 @@ while True:
 """
 
 
+@contextmanager
+def job_of_pbs(folder: Path, used: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """`up` in a job that has run for `used`, with programs in the place of those of PBS. Its rank is ready."""
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    for name, text in (("qstat", QSTAT.replace("USED", used)), ("qrerun", f"#!/bin/sh\necho $1 > {folder}/requeued\n")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (folder / "nodes").write_text("localhost\n")
+    (folder / "base.yaml").write_text(f"defaults: {{python: {sys.executable}}}\nrun: {{launcher: direct, grace: 1}}\n")
+    (folder / "train.py").write_text(SAVES)
+    job = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(folder / "nodes"), "PATH": f"{programs}:{os.environ['PATH']}"}
+    up = command("up", "@pbs", "--with", "base.yaml", *options, "--skip-check", "--", "train.py")
+    with subprocess.Popen(
+        up, cwd=folder, env={**environment(folder), **job}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        stdout = process.stdout
+        assert stdout is not None
+        wait_until(lambda: "ready" in stdout.readline(), 120.0, "the rank is ready")
+        yield process
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("used", "is_deleted"), [("00:00:10", True), ("00:59:15", False)])
 def test_a_job_of_pbs_is_queued_again_at_its_limit_and_not_when_it_is_deleted(
     tmp_path: Path, used: str, is_deleted: bool
 ) -> None:
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name, text in (
-        ("qstat", QSTAT.replace("USED", used)),
-        ("qrerun", f"#!/bin/sh\necho $1 > {tmp_path}/requeued\n"),
-    ):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    (tmp_path / "nodes").write_text("localhost\n")
-    base = f"defaults: {{python: {sys.executable}}}\nrun: {{launcher: direct, grace: 1}}\n"
-    (tmp_path / "base.yaml").write_text(base)
-    (tmp_path / "train.py").write_text(SAVES)
-    job = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(tmp_path / "nodes")}
-    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
-    up = command("up", "@pbs", "--with", "base.yaml", "--requeue", "--skip-check", "--", "train.py")
-    with subprocess.Popen(
-        up,
-        cwd=tmp_path,
-        env={**environment(tmp_path), **job, **path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        wait_until(lambda: "ready" in process.stdout.readline(), 60.0, "the rank is ready")
+    with job_of_pbs(tmp_path, used, "--requeue") as up:
         if is_deleted:
-            process.send_signal(signal.SIGTERM)
-        lines, said = process.communicate(timeout=90)
-    assert process.returncode == 75 and "saved step:7" in lines, said
+            up.send_signal(signal.SIGTERM)
+        lines, said = up.communicate(timeout=90)
+    assert up.returncode == 75 and "saved step:7" in lines, said
     assert (tmp_path / "requeued").exists() is not is_deleted, said
     assert ("not queued again" if is_deleted else "is queued again") in said, said
+
+
+@pytest.mark.timeout(300)
+def test_a_job_that_runs_again_at_once_waits_for_the_run_that_it_has_left(tmp_path: Path) -> None:
+    with job_of_pbs(tmp_path, "00:00:10", "--name", "job") as up:
+        up.kill()
+    with job_of_pbs(tmp_path, "00:00:10", "--name", "job") as again:
+        again.send_signal(signal.SIGTERM)
+        _, said = again.communicate(timeout=90)
+    assert again.returncode == 75 and "trying again" in said, said

@@ -22,8 +22,10 @@ from orchestrator.hosts.node_program import NodeProgram, node_program
 def _compiled(program: NodeProgram) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="ddp-orch-node-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    mask = os.umask(0o077)
     zipfile.ZipFile(io.BytesIO(program.data)).extractall(folder)
     assert compileall.compile_dir(folder, quiet=1)
+    os.umask(mask)
     return folder
 
 

@@ -249,6 +249,19 @@ def test_a_rendezvous_port_that_another_program_has_on_another_address_is_refuse
     assert refused.value.code == "port-in-use"
 
 
+def test_a_run_that_was_given_up_is_started_by_a_later_try_of_the_same_session(runs: Runs) -> None:
+    """As `up --queue` does when something else holds what the run needs."""
+    run, start = runs.prepare(WAIT)
+    session = run.hosts[0].session
+    spec = run.record("spec.json")
+    session.request("abort", {"run_id": run.run_id})
+    question = {"spec": spec, "private": {"secrets": {}, "key": run.key.hex(), "notify": {}}, "head": None}
+    answer = session.request("prepare", question)
+    session.request("start", {"run_id": run.run_id, "start": {**start, "master_port": answer["rdzv_port"]}})
+    run.wait_for("ready", "1.0.out")
+    run.stop(grace=0.0)
+
+
 def test_the_controller_has_an_answer_when_the_guard_is_killed_before_the_start(runs: Runs) -> None:
     for operation in ("start", "abort"):
         run, start = runs.prepare(WAIT)

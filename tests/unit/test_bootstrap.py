@@ -45,6 +45,7 @@ def test_the_node_program_is_sent_once(tmp_path: Path) -> None:
     state = tmp_path / "state"
     assert said(state) == ["need", "have"]
     assert said(state) == ["have"]
+    assert not [path for path in state.rglob("*.py") if path.stat().st_mode & 0o077]
 
 
 def test_state_dir_of_the_inventory_is_used_in_place_of_that_of_the_host(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from orchestrator.answers.runs import OtherUsersRun, RunList
 from orchestrator.commands import kill, same_name
 from orchestrator.errors import UnreachableError, UsageError
 from orchestrator.hosts.fleet import Results
-from orchestrator.inventory import model
+from orchestrator.inventory import advice, model
 from orchestrator.output.console import Console
 from orchestrator.runs import choice, queued_runs, recent, registry
 from orchestrator.runs.registry import Listing, Run
@@ -120,6 +121,17 @@ def named(number: int, state: str) -> Run:
     run_id = f"20260101-12000{number}-000{number}"
     started = f"2026-01-01T12:00:0{number}.000000Z"
     return Run(run_id, "exp", state, 1, started, {"a": part_of(run_id=run_id, state=state)})
+
+
+def test_an_id_that_a_later_run_has_as_its_name_means_its_own_run_once_both_are_over() -> None:
+    for state, chosen in (("running", 1), ("failed", 0)):
+        first = named(0, "stopped")
+        runs = [replace(first, name=first.run_id), replace(named(1, state), name=first.run_id)]
+        listing = Listing(tuple(runs), {}, frozenset({"a"}))
+        assert choice.choose(listing, first.run_id, "inventory.yaml") == runs[chosen]
+        said = noted(runs[chosen], listing)
+        assert (runs[1].run_id in said) is (chosen == 0)
+        assert advice.about(runs[1], runs, "inventory.yaml").run == runs[1].run_id
 
 
 @pytest.mark.parametrize(

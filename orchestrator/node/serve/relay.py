@@ -128,7 +128,9 @@ class Relay:
                     elif frame.header["op"] == "shell":
                         self._add_shell(frame.header["id"])
                     elif frame.header["op"] == "prepare":
-                        self._prepared[frame.header["args"]["spec"]["run_id"]] = threading.Event()
+                        run_id = frame.header["args"]["spec"]["run_id"]
+                        self._prepared[run_id] = threading.Event()
+                        self._aborted.discard(run_id)  # its controller tries again
                     threading.Thread(target=self._answer, args=(frame.header,), daemon=True).start()
                 elif frame.kind == wire.DATA and frame.header["id"] in self._uploads:
                     self._uploads[frame.header["id"]].put(frame.payload)
