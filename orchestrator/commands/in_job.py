@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from ..errors import RunStopped, UsageError
-from ..inventory import via
+from ..inventory import run_ids, via
 from ..inventory.model import Host, Inventory
 from ..inventory.sources.batch_job import REQUEUE_EXIT_CODES, BatchJob, job_of
 from ..inventory.sources.schedulers import current_scheduler
@@ -19,7 +19,6 @@ from ..runs import batch_system
 
 PREDECESSOR_WINDOW = 70.0
 """Seconds in which a run of a job ends whose `up` was killed: 30 for the hosts to notice, 10 of grace, a reserve."""
-PREDECESSOR = "a run that belongs to a job ends soon after its job"
 
 
 def find_job(inventory: Inventory, *, detach: bool, requeue: bool) -> BatchJob | None:
@@ -36,6 +35,14 @@ def find_job(inventory: Inventory, *, detach: bool, requeue: bool) -> BatchJob |
     if requeue and detach:
         raise UsageError("--requeue and --detach cannot be combined: ddp-orch must wait until the run has stopped")
     return job
+
+
+def describe_predecessor(obstacle: str, again: str) -> str:
+    """That `up` waits for the run of a job that was killed. `obstacle`: why it cannot start yet."""
+    if run := run_ids.RUN_ID.search(obstacle):
+        what = f"run {run[0]}, which may be of a job that was killed: its hosts stop it then"
+        return f"waiting up to {PREDECESSOR_WINDOW:.0f} s for {what}; {again}"
+    return f"{obstacle}\n  {again} for {PREDECESSOR_WINDOW:.0f} s"
 
 
 def describe_closing(hosts: Iterable[Host], environment: Mapping[str, str], follow: str) -> str:

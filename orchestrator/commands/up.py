@@ -280,8 +280,9 @@ def _launch(
                 raise
             if str(error) != reported:
                 reported = str(error)
-                until = "press Ctrl-C to give up" if options.wait else f"for {patience:.0f} s: {in_job.PREDECESSOR}"
-                console.note(f"{reported}\n  trying again every {RETRY_INTERVAL:.0f} s; {until}")
+                again = f"trying again every {RETRY_INTERVAL:.0f} s"
+                hint = f"{reported}\n  {again}; press Ctrl-C to give up"
+                console.note(hint if options.wait else in_job.describe_predecessor(reported, again))
             time.sleep(RETRY_INTERVAL)
 
 
