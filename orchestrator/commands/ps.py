@@ -56,7 +56,10 @@ def ps(
             waiting.note(run, console, about)
             rejoining.note(run, about.command("kill"), console)
             if forgetful := listing.forgetful(run):
-                console.warning(f"{fold(forgetful)} answers without a record of run {run.run_id}; what to do: {revive}")
+                console.warning(
+                    f"{fold(forgetful)} answers without a record of run {run.run_id}. If its disk is a new one, start "
+                    f"the run again: {about.command('restart')}. Otherwise, see: {revive}"
+                )
             _note_unfit(run, console)
             _note_waiting_spares(run, listing, inventory.path, console)
             for host, part in run.parts.items():

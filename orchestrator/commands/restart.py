@@ -223,7 +223,8 @@ def _stop(run: registry.Run, hosts: Sequence[Host], inventory: Inventory, fleet:
     results = fleet.each(hosts, lambda _, session: session.request(FINISH, question), "asking it to stop")
     # each further question to a host that is silent would take as long as this one
     hosts = [host for host in hosts if not isinstance(results.failed.get(host.name), UnreachableError)] or hosts
-    if not results.done or run.state == "waiting":  # nothing runs that could save a snapshot
+    is_killed = not results.done or run.state == "waiting"  # nothing runs that could save a snapshot
+    if is_killed:
         for line in fold_failures(results.failed):
             console.warning(line)
         _kill(run, hosts, fleet)
@@ -238,6 +239,9 @@ def _stop(run: registry.Run, hosts: Sequence[Host], inventory: Inventory, fleet:
         is_known = now is not None or len(listing.failed) < len(hosts)  # else no host has answered
         if is_known and not (now and any(part.unfinished for part in now.parts.values())):
             return
+        if now and now.state == "waiting" and not is_killed:  # its head was lost, and nobody else decides
+            is_killed = True
+            _kill(run, hosts, fleet)
         if time.monotonic() > deadline:
             kill = advice.command("kill", run.run_id, inventory=inventory.path)
             raise RunFailed(f"run {run.run_id} has not ended within {STOP_WINDOW:g} s. To kill it: {kill}")

@@ -186,6 +186,18 @@ def test_a_run_whose_ranks_have_just_begun_is_restarted_at_once(lab2: Lab) -> No
     assert_clean(lab2)
 
 
+@pytest.mark.timeout(180)
+def test_a_run_whose_head_has_just_lost_its_power_is_restarted_without_it(lab2: Lab) -> None:
+    """The others do not know yet that it is lost, and nobody else can decide to stop the run."""
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1, "max_restarts": 1, "lease": 4})
+    first = start(lab2, inventory, "--name", "job", "--", script(lab2, BEGINS_LATE))
+    wait_for_state(lab2, inventory, first, "running")
+    lab2.hosts[0].crash()
+    restart = ("restart", "job", "-d", "--hosts", "!node-0", "-i", inventory)
+    again = ok(orch(lab2, *restart, timeout=90)).stdout.split()[0]
+    ok(orch(lab2, "kill", again, "-i", inventory, "--hosts", "node-1"))
+
+
 LISTENS = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(600)"
 
 

@@ -127,7 +127,9 @@ class Leader:
         files = "the ranks get the files of %s" % ("the others" if self._given["mode"] == "union" else here)
         age = "the newest %s old" % copies.age_of(time.time() - listing.newest / 1e9)
         if before is None and self._given["mode"] == "head" and source != self._holders[self._given["head"]]:
-            self._note("%s, where rank 0 ran last, %s" % (files, age))
+            head = self._hosts[self._given["head"]]
+            why = "as %s has none" % head if listing.leads is None else "where rank 0 ran last"
+            self._note("%s, %s, %s" % (files, why, age))
         elif before == -1 and not is_shared:
             self._note("%s, where rank 0 ran, does not answer: %s, %s" % (self._given["source_host"], files, age))
 
