@@ -8,8 +8,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab import node_folder
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -33,8 +31,6 @@ def command(*argv: str) -> list[str]:
 def environment(folder: Path) -> dict[str, str]:
     home = folder.with_name(f"{folder.name}-home")
     home.mkdir(exist_ok=True)
-    if not (folder / "state").exists():
-        node_folder.put(folder / "state")
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),

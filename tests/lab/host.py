@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import links, memory, namespaces, node_folder
+from . import links, memory, namespaces
 from .processes import Process, of_run, read_processes
 from .waiting import wait_until
 
@@ -360,11 +360,8 @@ class Host:
             (home / ".ssh").mkdir(parents=True)
             (home / ".ssh/authorized_keys").write_text(self.lab.authorized_keys)
             home.chmod(0o700)
-            (home / ".local/state").mkdir(parents=True)
-            for path in (home, home / ".ssh", home / ".ssh/authorized_keys", home / ".local", home / ".local/state"):
+            for path in (home, home / ".ssh", home / ".ssh/authorized_keys"):
                 os.chown(path, uid, uid)
-            if user == "ann":
-                node_folder.put(home / ".local/state/ddp-orch", uid=uid)
 
     def _write_etc(self, name: str, text: str) -> None:
         """Write in place: the file is bind-mounted in the running host."""

@@ -20,7 +20,6 @@ from typing import Any
 
 import host_facts
 from host_facts import PYTHON, decoded
-from lab import node_folder
 from lab.waiting import wait_until
 from operations import OPERATIONS
 
@@ -71,7 +70,6 @@ class Host:
         self.state = folder
         self.python = python
         self.program = program
-        node_folder.put(folder, program)
         self.session = self.connect()
 
     def connect(self) -> Session:
