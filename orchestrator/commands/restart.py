@@ -14,8 +14,9 @@ from ..answers.signaled import FINISH
 from ..checks.findings import render_line
 from ..errors import FindingsError, OrchError, RunFailed, UnreachableError, UsageError
 from ..hosts.fleet import Fleet, Results, fold_failures
-from ..inventory import advice
+from ..inventory import advice, any_of
 from ..inventory.advice import complete_commands
+from ..inventory.hostnames import pick
 from ..inventory.model import Host, Inventory
 from ..output.console import Console, fold
 from ..output.lines import rfc3339
@@ -32,6 +33,7 @@ from ..ssh.config import by_hand
 from . import code_watch
 from .context import find_run_early, load_inventory_of_run, open_fleet, stderr_console, whoami
 from .restart_options import Added, combine
+from .restarting import ALL_HOSTS, without_gone
 from .up import up
 from .up_options import UpOptions
 
@@ -58,7 +60,8 @@ def restart(
         elif started.inventory_changed:
             console.warning(f"{started.inventory} has changed since run {run.run_id} was started; the new one is used")
         options = combine(options, started.folder, added, Path.cwd())
-        options = options if hosts is None else replace(options, hosts=hosts)
+        known = _check_remembered(options.hosts, inventory, run.run_id, console) if hosts is None else hosts
+        options = replace(options, hosts=known)
         again = replace(repeat(options, started.inventory, run.name, detach=detach), continues=run.run_id)
         if run.unfinished:  # it keeps its place
             again = replace(again, queue=False, wait=again.wait or again.queue)
@@ -187,6 +190,23 @@ def _check_start(
         lines = (complete_commands(by_hand(render_line(finding), hosts), inventory) for finding in findings)
         raise FindingsError("\n  ".join(["the new run would fail", *lines]))
     return asked, launch.warn_of_lost_files(plan, asked, context)
+
+
+def _check_remembered(pattern: str | None, inventory: Inventory, run_id: str, console: Console) -> str | None:
+    """The `--hosts` of the last start, for the inventory as it is now. Raises UsageError if it has other hosts."""
+    if pattern is None or any_of.parse(pattern) is not None:
+        return pattern
+    names = [host.name for host in inventory.hosts]
+    kept = without_gone(pattern, names)
+    if kept != pattern:
+        console.note(f"the run was started with --hosts '{pattern}'; what is not in the inventory any more is ignored")
+    try:
+        if kept is not None:
+            pick(names, kept)
+    except UsageError as error:
+        every = advice.command("restart", run_id, "--hosts", ALL_HOSTS, inventory=inventory.path)
+        raise UsageError(f"{error}. The run was started with this --hosts; to use all hosts: {every}") from error
+    return kept
 
 
 def _is_another_file(given: str, known: str) -> bool:

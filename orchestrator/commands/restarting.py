@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
-from ..inventory import advice
+from ..inventory import advice, hostnames
 from ..output.console import all_but
 from ..runs import recent
 
@@ -33,6 +34,19 @@ def command_to_restart(
     for name, (option, values) in repeated.items():
         words += [word for value in _added(before.get(name, ()), values) for word in (option, value)]
     return advice.command("restart", run_id, *words, inventory=inventory)
+
+
+def without_gone(pattern: str, names: Sequence[str]) -> str | None:
+    """A `--hosts` that only leaves out hosts, without those that have left the inventory. None: all hosts.
+
+    `names`: of the inventory. Another pattern stays as it is.
+    """
+    first, *left_out = pattern.split("!")
+    if first.strip() or re.search(r"[*?]|[,&](?![^\[]*\])", pattern):
+        return pattern
+    hosts = [name for word in left_out for name in hostnames.expand(word.strip())]
+    known = [name for name in hosts if name in names]
+    return pattern if known == hosts else all_but(known) or None
 
 
 def _added(before: Sequence[str], now: Sequence[str]) -> Sequence[str]:

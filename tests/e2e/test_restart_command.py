@@ -198,6 +198,28 @@ def test_a_run_whose_head_has_just_lost_its_power_is_restarted_without_it(lab2: 
     ok(orch(lab2, "kill", again, "-i", inventory, "--hosts", "node-1"))
 
 
+@pytest.mark.timeout(120)
+def test_a_host_that_was_left_out_may_leave_the_inventory_before_the_next_restart(lab2: Lab) -> None:
+    def restart(*options: str, code: int = 0) -> tuple[str, set[str]]:
+        done = ok(orch(lab2, "restart", "job", "-d", "-i", inventory, *options), code)
+        newest = max(runs(lab2, inventory).values(), key=lambda run: str(run["started_at"]))
+        return done.stderr, {node["host"] for node in newest["nodes"]}
+
+    run = {"launcher": "direct", "grace": 1}
+    inventory = lab2.inventory(run=run)
+    start(lab2, inventory, "--name", "job", "--", script(lab2, BEGINS_LATE))
+    assert restart("--hosts", "!node-1")[1] == {"node-0"}
+    hosts = [{"name": "node-0", "address": lab2.hosts[0].address}, {"name": "new", "address": lab2.hosts[1].address}]
+    lab2.inventory(run=run, hosts=hosts)
+    said, used = restart()
+    assert used == {"node-0", "new"} and "!node-1" in said, said
+    restart("--hosts", "node-0,new")
+    lab2.inventory(run=run)
+    refused, _ = restart(code=2)
+    assert f"--hosts '*' -i {inventory}" in refused, refused
+    ok(orch(lab2, "kill", "--all", "-i", inventory, "--grace", "0"))
+
+
 LISTENS = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(600)"
 
 
