@@ -44,9 +44,11 @@ def without_gone(pattern: str, names: Sequence[str]) -> str | None:
     first, *left_out = pattern.split("!")
     if first.strip() or re.search(r"[*?]|[,&](?![^\[]*\])", pattern):
         return pattern
-    hosts = [name for word in left_out for name in hostnames.expand(word.strip())]
+    hosts = [name for word in left_out if word.strip() for name in hostnames.expand(word.strip())]
     known = [name for name in hosts if name in names]
-    return pattern if known == hosts else all_but(known) or None
+    if not known:
+        return None
+    return pattern if known == hosts else all_but(known)
 
 
 def _added(before: Sequence[str], now: Sequence[str]) -> Sequence[str]:

@@ -213,6 +213,8 @@ def test_a_host_that_was_left_out_may_leave_the_inventory_before_the_next_restar
     lab2.inventory(run=run, hosts=hosts)
     said, used = restart()
     assert used == {"node-0", "new"} and "!node-1" in said, said
+    said, used = restart()
+    assert used == {"node-0", "new"} and "--hosts" not in said, said
     restart("--hosts", "node-0,new")
     lab2.inventory(run=run)
     refused, _ = restart(code=2)
