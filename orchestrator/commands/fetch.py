@@ -324,9 +324,9 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
     answered = listing.answered | {host for host in run.hosts if host == run.witness}  # it has no outputs
     warn_of_unasked_hosts(run, replace(listing, answered=answered), console)
     if forgetful := listing.forgetful(run):
-        what_to_do = command("revive", run.run_id, inventory=inventory.path)
-        missing = f"answers without a record of run {run.run_id}, so its files are missing; what to do: {what_to_do}"
-        console.warning(f"{fold(forgetful)} {missing}")
+        revive = command("revive", run.run_id, inventory=inventory.path)
+        missing = f"answers without a record of run {run.run_id}, so its files are missing"
+        console.warning(f"{fold(forgetful)} {missing}. If its disk is a new one, they are gone. Otherwise, see: {revive}")
     first = next(iter(run.nodes or run.parts))
     reader = first if run.parts[first].shared_output else None
     hosts, key = frozenset(run.parts), {"run_id": run.run_id}

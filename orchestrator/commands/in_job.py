@@ -128,7 +128,9 @@ def _show_time(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if 0 < minutes < 10 and rest else f"{minutes} min" if minutes else f"{rest} s"
+    if minutes >= 10 or not rest:
+        return f"{minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def requeue(job: BatchJob, code: int, console: Console, resume: str, *, is_ending: bool) -> int:
