@@ -326,7 +326,9 @@ def _find_outputs(fleet: Fleet, inventory: Inventory, run_name: str | None, cons
     if forgetful := listing.forgetful(run):
         revive = command("revive", run.run_id, inventory=inventory.path)
         missing = f"answers without a record of run {run.run_id}, so its files are missing"
-        console.warning(f"{fold(forgetful)} {missing}. If its disk is a new one, they are gone. Otherwise, see: {revive}")
+        console.warning(
+            f"{fold(forgetful)} {missing}. If its disk is a new one, they are gone. Otherwise, see: {revive}"
+        )
     first = next(iter(run.nodes or run.parts))
     reader = first if run.parts[first].shared_output else None
     hosts, key = frozenset(run.parts), {"run_id": run.run_id}
