@@ -128,7 +128,7 @@ class _Change:
         run = self._run
         waits_for = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else ""
         try:
-            probed, lost = _check_start(plan, snapshot, self._fleet, context, waits=self._waits)
+            probed, lost = _check_start(plan, snapshot, self._fleet, context)
             place = Place(plan, probed, self._fleet, context.by)
             place.take(run.run_id, waits=self._waits)
         except OrchError:
@@ -159,9 +159,9 @@ class _Change:
 
 
 def _check_start(
-    plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext, *, waits: bool
+    plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext
 ) -> tuple[Results[Probed], OutOfReach | None]:
-    """Raises an error if the new run lacks hosts, or could not start on them. `waits`: it would wait for the hosts.
+    """Raises an error if the new run lacks hosts, or could not start on them.
 
     Returns the answers of the hosts, and what the run would not find, after a warning.
     """
@@ -172,7 +172,7 @@ def _check_start(
         lambda host, session: probe.ask(session, probe.question(plan, nodes[host.name], script)),
         "checking the hosts and the script",
     )
-    if asked.failed and not waits and plan.inventory.any_of is None:
+    if asked.failed and plan.inventory.any_of is None:
         whole, known = stand_ins.take(
             plan, asked, snapshot, fleet, context.timing, context.step, skip_check=context.skip_check
         )

@@ -104,8 +104,8 @@ def _describe_no_election(run: Run, host: Host, head: Host, inventory: Inventory
 
 
 def _members(run: Run, host: Host, inventory: Inventory) -> list[str]:
-    """The hosts on which the run could be started again with a new one. Others may have left the inventory."""
-    known = {machine.name for machine in inventory.machines}
+    """The hosts on which the run could be started again with a new one. Others are away, or not in the inventory."""
+    known = {machine.name for machine in inventory.machines} - set(run.missing_hosts)
     return [*(name for name in run.hosts if name in known and name not in run.left), host.name]
 
 

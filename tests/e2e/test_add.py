@@ -94,6 +94,17 @@ def test_a_machine_that_is_replaced_under_another_name_is_added_without_advice_f
     ok(orch(lab2, "kill", "-i", inventory, "--grace", "0", run_id))
 
 
+def test_where_no_host_can_be_added_the_command_to_start_again_names_only_hosts_that_answer(lab3: Lab) -> None:
+    run = {"launcher": "node", "max_restarts": 1, "lease": 3}
+    inventory = lab3.inventory(run=run, ssh={"connect_timeout": 3})
+    words = ("--hosts", "node-[0-1]", "--", "python", script(lab3, "import time\ntime.sleep(600)\n"))
+    run_id = start(lab3, inventory, *words)
+    lab3.hosts[1].crash()
+    refused = ok(orch(lab3, "add", "-i", inventory, run_id, "node-2"), 2).stderr
+    assert f"ddp-orch restart {run_id} --hosts 'node-[0,2]'" in refused, refused
+    ok(orch(lab3, "kill", "-i", inventory, "--hosts", "!node-1", "--grace", "0", run_id))
+
+
 def test_top_shows_a_host_that_is_added_meanwhile(lab3: Lab) -> None:
     inventory = lab3.inventory(run={"launcher": "direct"})
     run_id = start(lab3, inventory, "--hosts", "node-[0-1]", "--", script(lab3, WORK), "x")

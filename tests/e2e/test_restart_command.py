@@ -222,6 +222,18 @@ def test_a_host_that_was_left_out_may_leave_the_inventory_before_the_next_restar
     ok(orch(lab2, "kill", "--all", "-i", inventory, "--grace", "0"))
 
 
+@pytest.mark.timeout(120)
+def test_a_run_that_was_queued_is_not_stopped_for_one_whose_host_is_away(lab3: Lab) -> None:
+    inventory = lab3.inventory(run={"launcher": "direct", "grace": 1}, ssh={"connect_timeout": 3})
+    queued = ("--queue", "--hosts", "node-[0-1]", "--name", "job", "--", script(lab3, BEGINS_LATE))
+    first = start(lab3, inventory, *queued)
+    lab3.hosts[2].crash()
+    ok(orch(lab3, "restart", "job", "-d", "--hosts", "node-[0-2]", "-i", inventory), 4)
+    listed = json.loads(orch(lab3, "ps", "--json", "-i", inventory).stdout)
+    assert [(run["run_id"], run["state"]) for run in listed] == [(first, "running")]
+    ok(orch(lab3, "kill", first, "-i", inventory, "--hosts", "node-[0-1]", "--grace", "0"))
+
+
 LISTENS = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(600)"
 
 
