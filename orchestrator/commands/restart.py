@@ -145,13 +145,15 @@ class _Change:
     def describe(self, command: str, error: BaseException) -> None:
         """Say after an error what has become of the old run. `command`: what tries again."""
         run_id, is_interrupt = self._run.run_id, isinstance(error, KeyboardInterrupt)
+        has_advice = f"ddp-orch restart {run_id}" in str(error)  # without a host that is off, for example
+        to_do_so = "" if has_advice else f"; to do so: {command}"
         match self._state:
             case "before" if is_interrupt:
                 self._console.note(f"run {run_id} was not stopped")
             case "stopping":
-                self._console.note(f"run {run_id} was asked to stop, and no other one was started; to do so: {command}")
+                self._console.note(f"run {run_id} was asked to stop, and no other one was started{to_do_so}")
             case "between":
-                self._console.note(f"run {run_id} has been stopped, and no other one was started; to do so: {command}")
+                self._console.note(f"run {run_id} has been stopped, and no other one was started{to_do_so}")
 
     def _begin(self) -> None:
         self._state = "after"

@@ -137,7 +137,8 @@ def up(
             copy = writing.render(paths.with_absolute_paths(inventory)) if inventory.source else None
             folder = str(paths.folder(inventory))
             recent.remember(inventory.path, run_id, plan.name, _code_folder(snapshot), folder, copy)
-            recent.remember_command(run_id, asdict(replace(options, continues=None)))
+            any_of = inventory.any_of is not None
+            recent.remember_command(run_id, asdict(replace(options, continues=None)), any_of=any_of)
             if options.detach:
                 if options.timing:
                     console.note(context.timing.describe())

@@ -49,11 +49,12 @@ _DETAILS = {
         r"-r[ =]?\S+": "pip install -r FILE: `ddp-orch exec --setup -- pip install $(cat FILE)`, as it sends no files"
     },
     "resources": {
-        r"job_recovery|use_spot": "job_recovery, use_spot: run.max_restarts; a spare takes the place of a lost host"
+        r"job_recovery|use_spot": "job_recovery, use_spot: run.max_restarts; a spare takes the place of a lost host. "
+        "With --hosts 'any N', `ddp-orch restart RUN` moves the run to hosts that are free"
     },
     "file_mounts": {
-        r"\b(store|MOUNT)\b": "a bucket for checkpoints: save in `$DDP_ORCH_OUTPUT_DIR`, and set run.resume if only "
-        "some hosts save"
+        r"\b(store|MOUNT)\b": "a bucket for checkpoints: save in `$DDP_ORCH_OUTPUT_DIR` instead of its path, and set "
+        "run.resume if only some hosts save"
     },
 }
 """By key: what else becomes what, if the pattern is in its value."""

@@ -66,7 +66,7 @@ def gather_and_diagnose(
     """
     parts = {host: parts[host] for host in nodes if host in parts and host in hosts}
     if claims.is_abandoned(parts, nodes):
-        fix = rejoining.advise(parts)
+        fix = rejoining.advise(run_id, parts)
         return Diagnosis((Finding("error", "host-lost", tuple(parts), claims.ABANDONED, fix, confidence="high"),), ())
     verdict = claims.verdict_of(parts, nodes)
     failed = verdict is not None and verdict.state not in ("succeeded", "stopped") and _ended_in(span, verdict, parts)

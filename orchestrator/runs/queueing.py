@@ -35,6 +35,7 @@ LOOK_INTERVAL = 2.0  # s between two looks at the queues of the hosts
 FIRST = 0  # the number of a ticket that is before all others
 CANCEL_WINDOW = 20.0  # s for the controller of a cancelled run to look again: longer than RETRY_INTERVAL
 RETRY_INTERVAL = 10.0  # s until the next try, if something else than a queued run holds what the run needs
+WHAT_FOLLOWS = ". The code is sent when its turn comes. Until then, this command waits; Ctrl-C leaves the queue"
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,8 @@ def launch_in_turn(
             message, pause = _describe_wait(turns, choice, plan), LOOK_INTERVAL
         subject = needed or message  # why a host does not answer may change at each look
         if subject != reported:
-            note(message)
+            is_first = reported is None and pause == LOOK_INTERVAL and not needed
+            note(message + WHAT_FOLLOWS if is_first else message)
         reported = subject
         time.sleep(pause)
 
@@ -240,10 +242,7 @@ def _describe_wait(turns: Results[Turn], choice: AllHosts | AnyHosts, plan: Plan
     if turns.failed:
         them = "it" if len(turns.failed) == 1 else "them"
         message += f"; {fold(turns.failed)} does not answer, so the run starts without {them} if that does not change"
-    return (
-        f"queued: {message}. The code is sent when its turn comes. Until then, this command waits; Ctrl-C leaves the "
-        "queue"
-    )
+    return f"queued: {message}"
 
 
 def describe(turns: Results[Turn], why: str = "waiting for") -> str:

@@ -43,6 +43,8 @@ class StartCommand:
     """See StartedRun."""
     inventory_changed: bool
     """Whether that file is another one than then."""
+    any_of: bool
+    """Whether it chose hosts that were free (`any 2 of [...]`)."""
 
 
 def _file() -> Path:
@@ -70,15 +72,23 @@ def remember(inventory: str, run_id: str, name: str, code: str = "", folder: str
                     Path(run.inventory).unlink(missing_ok=True)
 
 
-def remember_command(run_id: str, options: Mapping[str, Any]) -> None:
-    """Keep the options of `up` for a run that `remember` has added, until its entry is dropped. Never fails."""
+def remember_command(run_id: str, options: Mapping[str, Any], *, any_of: bool = False) -> None:
+    """Keep how `up` was called for a run that `remember` has added, until its entry is dropped. Never fails.
+
+    `options`, `any_of`: see StartCommand.
+    """
     known = started(run_id)
     if known is None:
         return
     with contextlib.suppress(OSError):
         file = _command_file(run_id)
         file.parent.mkdir(exist_ok=True, mode=0o700)
-        kept = {"options": options, "folder": str(Path.cwd()), "inventory_sha256": _digest(known.inventory)}
+        kept = {
+            "options": options,
+            "folder": str(Path.cwd()),
+            "inventory_sha256": _digest(known.inventory),
+            "any_of": any_of,
+        }
         _write(file, json.dumps(kept))
         runs = {run.run_id for run in newest()}
         for other in file.parent.glob("*.json"):
@@ -92,12 +102,12 @@ def command_of(run_id: str) -> StartCommand | None:
     try:
         kept = json.loads(_command_file(run_id).read_text(encoding="utf-8"))
         options = {name: tuple(value) if isinstance(value, list) else value for name, value in kept["options"].items()}
-        folder, digest = str(kept["folder"]), kept["inventory_sha256"]
+        folder, digest, any_of = str(kept["folder"]), kept["inventory_sha256"], kept.get("any_of") is True
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if known is None:
         return None
-    return StartCommand(options, folder, known.inventory, _digest(known.inventory) != digest)
+    return StartCommand(options, folder, known.inventory, _digest(known.inventory) != digest, any_of)
 
 
 def _command_file(run_id: str) -> Path:

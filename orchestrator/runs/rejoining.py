@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..answers.runs import Part
 from ..output.console import Console, fold
+from . import recent
 from .registry import Run
 
 
@@ -22,9 +23,10 @@ def describe(parts: Mapping[str, Part]) -> str:
     return f"with run.autostart, {starter} starts it again on {fold(hosts)}, within a minute of their boot"
 
 
-def advise(parts: Mapping[str, Part]) -> str:
+def advise(run_id: str, parts: Mapping[str, Part]) -> str:
     """What to do about a run of which no host has a guard. `parts`: of the run, by host."""
-    again = "start the run again with the same --name"
+    is_known = recent.command_of(run_id) is not None
+    again = f"start the run again {f'with `ddp-orch restart {run_id}`' if is_known else 'with the same --name'}"
     if any(part.rejoins for part in parts.values()):
         return f"wait: {describe(parts)}. If it does not, stop it with `ddp-orch kill`, then {again}"
     if all(part.autostart == "none" for part in parts.values()):

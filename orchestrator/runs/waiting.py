@@ -8,6 +8,7 @@ from ..answers.runs import Waits
 from ..inventory.advice import AboutRun
 from ..output.console import Console, fold, number_of
 from ..output.lines import rfc3339, whole_seconds
+from . import recent
 from .registry import Run
 
 DATE = len("2026-01-01T")
@@ -27,6 +28,8 @@ def note(run: Run, console: Console, about: AboutRun | None = None) -> None:
         console.note(f"run {run.run_id} waits for {describe(run.waits.hosts, rfc3339(run.waits.until))}")
         if about and (why := describe_no_majority(run, about)):
             console.note(why)
+        elif about and _may_use_others(run) and (restart := restart_without(run, about)):
+            console.note(f"to start it again on hosts that are free: {restart}")
 
 
 def note_unaware(run: Run, kill: str, console: Console) -> None:
@@ -85,7 +88,8 @@ def describe_no_majority(run: Run, about: AboutRun) -> str:
         f"{NOTHING_CHANGES}. Start {which} again, then: {about.command('revive')}"
     )
     restart = restart_without(run, about)
-    return f"{text}. Or start the run again without {fold(silent)}: {restart}" if restart else text
+    where = "on hosts that are free" if _may_use_others(run) else f"without {fold(silent)}"
+    return f"{text}. Or start the run again {where}: {restart}" if restart else text
 
 
 def _silent_but_here(run: Run) -> list[str]:
@@ -95,11 +99,24 @@ def _silent_but_here(run: Run) -> list[str]:
 
 
 def restart_without(run: Run, about: AboutRun) -> str:
-    """The command that starts a run without a majority again, on the hosts that answer; "" if there are none."""
-    if run.waits is None or not run.waits.no_majority or _parts_apart(run) or _silent_but_here(run):
+    """The command that starts a run that waits again, on other hosts; "" if there is none, or the run needs none.
+
+    One without a majority gets the hosts that answer; one of `any N` hosts gets those that are free.
+    """
+    if run.waits is None or _parts_apart(run) or _silent_but_here(run):
+        return ""
+    if _may_use_others(run):
+        return about.command("restart")
+    if not run.waits.no_majority:
         return ""
     left = [name for name in run.hosts if name not in {*run.drained, *run.waits.hosts, run.witness}]
     return about.command("restart", "--hosts", fold(left)) if left else ""
+
+
+def _may_use_others(run: Run) -> bool:
+    """Whether the run waits, and `up` chose its hosts among more of them."""
+    started = recent.command_of(run.run_id) if run.waits else None
+    return started is not None and started.any_of
 
 
 def describe_briefly(waits: Waits) -> str:
@@ -143,5 +160,7 @@ def advise(run: Run, about: AboutRun) -> str:
         return why[0].upper() + why[1:]
     unfit = _awaited_unfit(run)
     if not unfit:
-        return f"If a host was rebooted: {about.command('revive')}"
+        text = f"If a host was rebooted: {about.command('revive')}"
+        restart = restart_without(run, about)
+        return f"{text}. To start it again on hosts that are free: {restart}" if restart else text
     return f"Not used: {fold(unfit)}, because of {_codes(unfit)}. If you fix that in time, the run continues by itself"

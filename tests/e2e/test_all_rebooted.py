@@ -53,7 +53,7 @@ def test_commands_say_that_cron_starts_the_run_again_and_kill_prevents_it(lab2: 
     assert crontabs(lab2) == ["", ""]
     assert json.loads(ok(orch(lab2, "ps", inventory, "--json")).stdout) == []
     diagnosed = " ".join(ok(orch(lab2, "diagnose", "-i", inventory)).stdout.split())
-    assert "same --name" in diagnosed and "run.autostart, cron" not in diagnosed
+    assert f"ddp-orch restart {run_id}" in diagnosed and "run.autostart, cron" not in diagnosed
     ok(orch(lab2, "prune", inventory, "--run", "nightly"))
 
 

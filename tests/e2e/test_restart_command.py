@@ -234,6 +234,59 @@ def test_a_run_that_was_queued_is_not_stopped_for_one_whose_host_is_away(lab3: L
     ok(orch(lab3, "kill", first, "-i", inventory, "--hosts", "node-[0-1]", "--grace", "0"))
 
 
+@pytest.mark.timeout(180)
+def test_a_run_of_any_two_hosts_that_lost_one_moves_to_a_free_one_as_all_say(lab3: Lab) -> None:
+    def runs_here() -> dict[str, Any]:
+        """As the hosts say that answer."""
+        return {run["run_id"]: run for run in json.loads(orch(lab3, "ps", "--all", "--json", inventory).stdout)}
+
+    run = {"launcher": "direct", "grace": 1, "max_restarts": 1, "lease": 4}
+    inventory = lab3.inventory(run=run, ssh={"connect_timeout": 3})
+    any_two = ("--hosts", "any 2 of [node-1, node-2, node-0]", "--name", "job", "--", script(lab3, BEGINS_LATE))
+    first = start(lab3, inventory, *any_two)
+    wait_for_state(lab3, inventory, first, "running")
+    used = [node["host"] for node in runs(lab3, inventory)[first]["nodes"]]
+    next(host for host in lab3.hosts if host.name == used[1]).crash()
+    wait_until(lambda: runs_here()[first]["state"] == "waiting", 60, "it waits")
+    command = f"ddp-orch restart job -i {inventory}"
+    for words in (("ps",), ("describe", "-i"), ("diagnose", "-i")):
+        shown = orch(lab3, *words, inventory)
+        assert command in " ".join((shown.stdout + shown.stderr).split()), (words, shown)
+    again = ok(orch(lab3, "restart", "job", "-d", "-i", inventory, timeout=90)).stdout.split()[0]
+    now = {node["host"] for node in runs_here()[again]["nodes"]}
+    assert now == {host.name for host in lab3.hosts} - {used[1]}
+    ok(orch(lab3, "kill", again, "-i", inventory, "--hosts", ",".join(now), "--grace", "0"))
+
+
+SAVES_LATE = """
+import os, signal, time
+def save(*_):
+    print("saving", flush=True)
+    while not os.path.exists(os.path.expanduser("~/may-end")):
+        time.sleep(0.1)
+    os._exit(0)
+signal.signal(signal.SIGUSR1, save)
+print("begins", flush=True)
+time.sleep(1e6)
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_restart_that_lost_a_host_on_the_way_names_no_command_that_needs_it(lab2: Lab) -> None:
+    inventory = lab2.inventory(run={"launcher": "direct", "grace": 1, "lease": 4}, ssh={"connect_timeout": 3})
+    first = start(lab2, inventory, "--name", "job", "--", script(lab2, SAVES_LATE))
+    wait_until(lambda: len(lines_of(lab2, inventory, first, "--grep", "begins")) == 2, 60, "both ranks have begun")
+    command = ["ddp-orch", "restart", "job", "-d", "-i", str(inventory)]
+    with lab2.popen(command, cwd=code(lab2), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as restart:
+        wait_until(lambda: len(lines_of(lab2, inventory, first, "--grep", "saving")) == 2, 60, "both ranks save")
+        lab2.hosts[1].crash()
+        ok(lab2.hosts[0].run(["touch", "may-end"]))
+        _, said = restart.communicate(timeout=90)
+    assert restart.returncode == 4, said
+    commands = re.findall(r"ddp-orch restart .*", said)
+    assert commands and all("'!node-1'" in command for command in commands), said
+
+
 LISTENS = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(600)"
 
 

@@ -100,4 +100,5 @@ def test_the_dry_run_shows_a_command_that_works_when_pasted(lab2: Lab) -> None:
     )
     command = result.stdout.splitlines()[-1]
     assert command.startswith("ddp-orch up -d --name train-")
-    ok(lab2.run(["sh", "-c", command], cwd=code(lab2), timeout=60))
+    run_id = ok(lab2.run(["sh", "-c", command], cwd=code(lab2), timeout=60)).stdout.strip()
+    ok(orch(lab2, "wait", run_id, timeout=120))
