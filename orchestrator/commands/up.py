@@ -26,7 +26,7 @@ from ..output.console import Console
 from ..output.lines import Mask
 from ..output.pipeline import Pipeline, Stage
 from ..output.terminal import tame
-from ..plan import accelerate, accelerate_ranks, description, entrypoint, import_roots, invocation, losses
+from ..plan import accelerate, accelerate_ranks, description, entrypoint, frozen, import_roots, invocation, losses
 from ..plan import snapshot as ship
 from ..plan.launchers import OLD_LAUNCH, OLD_LOCAL_RANK, for_own_scripts
 from ..plan.other_command import OtherCommand
@@ -267,11 +267,27 @@ def _launch(
     first: bool,
 ) -> Plan:
     """`first`: see `queueing.launch_in_turn`."""
+    wait = options.queue or options.wait
     if options.queue or plan.inventory.any_of is not None:
-        wait = options.queue or options.wait
-        return queueing.launch_in_turn(plan, snapshot, fleet, context, console.note, wait=wait, first=first)
+        with frozen.copied(snapshot) if wait else contextlib.nullcontext(snapshot) as code:
+            return queueing.launch_in_turn(plan, code, fleet, context, console.note, wait=wait, first=first)
+    patience = math.inf if wait else in_job.PREDECESSOR_WINDOW if plan.tie is not None else 0.0
+    if not patience:
+        return launch.launch(plan, snapshot, fleet, context)
+    with frozen.copied(snapshot) as code:
+        return _launch_when_free(plan, code, fleet, context, console, patience)
+
+
+def _launch_when_free(
+    plan: Plan,
+    snapshot: ship.Snapshot | None,
+    fleet: Fleet,
+    context: launch.LaunchContext,
+    console: Console,
+    patience: float,
+) -> Plan:
+    """Try again while others hold what the run needs. `patience`: s; infinite for `--wait`."""
     reported = ""
-    patience = math.inf if options.wait else in_job.PREDECESSOR_WINDOW if plan.tie is not None else 0.0
     gives_up_at = time.monotonic() + patience
     while True:
         try:
@@ -283,7 +299,7 @@ def _launch(
                 reported = str(error)
                 again = f"trying again every {RETRY_INTERVAL:.0f} s"
                 hint = f"{reported}\n  {again}; press Ctrl-C to give up"
-                console.note(hint if options.wait else in_job.describe_predecessor(reported, again))
+                console.note(hint if math.isinf(patience) else in_job.describe_predecessor(reported, again))
             time.sleep(RETRY_INTERVAL)
 
 

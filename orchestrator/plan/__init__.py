@@ -21,6 +21,7 @@ python_files  what a script and its own modules import and name
 import_roots  modules of the code that are not beside the script
 run_program  by which python becomes a program of the host
 snapshot     the archive of the code
+frozen       a copy of the code of a run that waits
 code_files   the files of the code
 git          which files git tracks or ignores
 commit       the git commit of the code, and whether files differ from it

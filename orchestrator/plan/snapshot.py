@@ -101,9 +101,10 @@ class Snapshot:
                     archive.addfile(info)
                 else:
                     info.size, info.mode = entry.size, 0o700 if entry.executable else 0o600
-                    self._add(archive, info, entry)
+                    archive.addfile(info, io.BytesIO(self.read(entry)))
 
-    def _add(self, archive: tarfile.TarFile, info: tarfile.TarInfo, entry: FileEntry) -> None:
+    def read(self, entry: FileEntry) -> bytes:
+        """The content of a file that is no link. Raises UsageError if it is another one now."""
         path = self.root / entry.path
         changed = f"{shown(path)}: changed while the code was being sent; run the command again"
         try:
@@ -113,7 +114,7 @@ class Snapshot:
         data = data[: entry.size]  # it may be a log that has grown
         if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
             raise UsageError(changed)
-        archive.addfile(info, io.BytesIO(data))
+        return data
 
 
 def snapshot(

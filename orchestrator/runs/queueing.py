@@ -35,7 +35,7 @@ LOOK_INTERVAL = 2.0  # s between two looks at the queues of the hosts
 FIRST = 0  # the number of a ticket that is before all others
 CANCEL_WINDOW = 20.0  # s for the controller of a cancelled run to look again: longer than RETRY_INTERVAL
 RETRY_INTERVAL = 10.0  # s until the next try, if something else than a queued run holds what the run needs
-WHAT_FOLLOWS = ". The code is sent when its turn comes. Until then, this command waits; Ctrl-C leaves the queue"
+WHAT_FOLLOWS = ". It starts with the code as it is now. Until then, this command waits; Ctrl-C leaves the queue"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from lab.waiting import wait_until
 
 from orchestrator.output.lines import rfc3339
 
-from .driver import assert_clean, attached, code, ok, orch, runs, script, start, wait_for_state
+from .driver import assert_clean, attached, code, lines_of, ok, orch, runs, script, start, wait_for_state
 
 UNTIL_FILE = """import pathlib, sys, time
 while not pathlib.Path(f"/tmp/{sys.argv[1]}").exists():
@@ -128,6 +128,21 @@ def test_kill_takes_runs_out_of_the_queue(lab3: Lab, inventory: Path) -> None:
     assert waiting[1].process.wait(10) == 130
     assert [run["state"] for run in runs(lab3, inventory).values()] == ["killed"]
     assert_clean(lab3)
+
+
+@pytest.mark.timeout(200)
+def test_a_queued_run_starts_with_the_code_as_it_was_when_it_was_queued(lab3: Lab, inventory: Path) -> None:
+    first = begin(lab3, inventory, "first", "node-0")
+    script(lab3, f"print('old')\n{UNTIL_FILE}")
+    second = Queued(lab3, inventory, "second", "node-0")
+    second.wait_for(f"waiting for run {first}")
+    (code(lab3) / "later.py").write_text("")
+    script(lab3, f"import later\nprint('new')\n{UNTIL_FILE}")
+    end(lab3, "second")
+    end(lab3, "first")
+    run = second.started()
+    wait_for_state(lab3, inventory, run, "succeeded")
+    assert [line["text"] for line in lines_of(lab3, inventory, run, "--stream", "stdout")] == ["old"]
 
 
 @pytest.mark.timeout(200)

@@ -23,6 +23,7 @@ from golden_files import assert_message
 from orchestrator.errors import UsageError
 from orchestrator.node.host import state
 from orchestrator.node.serve import code, unpack, wire
+from orchestrator.plan import frozen
 from orchestrator.plan import snapshot as ship
 from orchestrator.plan.code_files import make_results_folder
 from orchestrator.plan.snapshot import Snapshot
@@ -990,3 +991,26 @@ def test_finding_the_commit_runs_no_program_of_the_repository(project: Path, tmp
     found = take(project / "train.py").commit
     assert found is not None and found.changed == 1
     assert not canary.exists()
+
+
+# --- the code of a run that waits
+
+
+def test_the_copy_of_the_code_of_a_run_that_waits_stays_as_it_was(project: Path) -> None:
+    put(project / "inner" / "model.py", mode=0o755)
+    (project / "link.py").symlink_to("inner/model.py")
+    snapshot = take(project / "train.py")
+    before = packed(snapshot)
+    with frozen.copied(snapshot) as copy:
+        assert copy is not None
+        put(project / "train.py", "print('ho')\n")
+        (project / "inner" / "model.py").unlink()
+        assert packed(copy) == before and copy.sha256 == snapshot.sha256
+    assert not copy.root.exists()
+
+
+def test_a_file_that_has_changed_before_it_was_copied_is_named(project: Path) -> None:
+    snapshot = take(project / "train.py")
+    put(project / "train.py", "print('ho')\n")
+    with pytest.raises(UsageError, match=r"/project/train\.py: "), frozen.copied(snapshot):
+        raise AssertionError("the code was copied")
