@@ -282,10 +282,12 @@ def warn_of_missing(listing: registry.Listing, console: Console) -> None:
 
 
 def _takes_hosts() -> bool:
-    """Whether the command that is running has an option that chooses hosts."""
+    """Whether the command that is running has an option that chooses which hosts to ask."""
     import click
 
     context = click.get_current_context(silent=True)
+    if context is not None and context.info_name == "restart":  # there, they are the hosts of the new run
+        return False
     return context is None or any({"--hosts", "--host"} & set(param.opts) for param in context.command.params)
 
 

@@ -49,6 +49,7 @@ ELSEWHERE = {
     "run": "{run}",
     "sbatch": "{submit}",
     "scancel": "{kill}",
+    "serve": "ddp-orch up -- COMMAND (starts a server, such as `vllm serve MODEL`); ddp-orch wait --ready RUN",
     "show-gpus": "{gpus}",
     "squeue": "ddp-orch ps",
     "srun": "ddp-orch up; for a command on every host: ddp-orch exec -- CMD",
@@ -57,6 +58,7 @@ ELSEWHERE = {
     "stats": "{top}",
     "status": "{ps}",
     "stop": "{kill}",
+    "storage": "ddp-orch fetch RUN (brings outputs here); run.output names a disk that the hosts share",
     "submit": "{submit}",
     "sync": "ddp-orch up -- SCRIPT (sends the code by itself)",
     "tail": "{tail}",
@@ -116,13 +118,11 @@ def of_other_program(words: Sequence[str]) -> str | None:
         return None
     count = 2 if " ".join(words[1:3]) in ELSEWHERE else 1
     command = " ".join(words[1 : 1 + count])
-    if command not in ELSEWHERE and command not in ("exec", "logs", "serve"):
+    if command not in ELSEWHERE and command not in ("exec", "logs"):
         return None
     if (task := foreign_task(words[2:])) is not None:
         return f"{words[0]} {command}: {task}"
-    instead = ELSEWHERE.get(
-        command, f"ddp-orch {command} --help" if command != "serve" else f"ddp-orch up -- {_GENERIC}"
-    )
+    instead = ELSEWHERE.get(command, f"ddp-orch {command} --help")
     return (
         f"`{words[0]} {command}` is a command for your machine, and `up` would start it on each host; you may want: "
         f"{_translate(instead, words[1 + count :])}"

@@ -43,6 +43,10 @@ FOREIGN = {
     **dict.fromkeys(
         ("-c", "--cluster"), "the hosts are those of the inventory; choose some of them with --hosts PATTERN"
     ),
+    **dict.fromkeys(
+        ("--cloud", "--infra", "--region", "--zone", "--instance-type", "--use-spot"),
+        "leave it out: the hosts are those of the inventory",
+    ),
     **dict.fromkeys(("-y", "--yes"), "leave it out: `up` asks no questions"),
     **dict.fromkeys(("-r", "--retry-until-up"), "use --queue, which waits until the hosts are free"),
     "--gpus": "set `gpus` of the hosts in the inventory",

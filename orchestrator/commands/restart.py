@@ -109,6 +109,8 @@ class _Change:
                 f"{fold(left_out)} had a part in run {run.run_id}, and is no host of the new one; --hosts chooses "
                 "others"
             )
+        new = {node.host.name for node in plan.nodes}
+        context.sources.update({host.name: host for host in of_run if host.name not in new and not host.witness})
         if not run.unfinished:
             if run.broken or run.rejoining:
                 _kill(run, of_run, self._fleet)
@@ -128,7 +130,7 @@ class _Change:
         run = self._run
         waits_for = waiting.describe(run.waits.hosts, rfc3339(run.waits.until)) if run.waits else ""
         try:
-            probed, lost = _check_start(plan, snapshot, self._fleet, context)
+            plan, probed, lost = _check_start(plan, snapshot, self._fleet, context)
             place = Place(plan, probed, self._fleet, context.by)
             place.take(run.run_id, waits=self._waits)
         except OrchError:
@@ -162,10 +164,10 @@ class _Change:
 
 def _check_start(
     plan: Plan, snapshot: Snapshot | None, fleet: Fleet, context: LaunchContext
-) -> tuple[Results[Probed], OutOfReach | None]:
+) -> tuple[Plan, Results[Probed], OutOfReach | None]:
     """Raises an error if the new run lacks hosts, or could not start on them.
 
-    Returns the answers of the hosts, and what the run would not find, after a warning.
+    Returns the plan with the hosts that would be used, their answers, and what the run would not find, after a warning.
     """
     script = probe.script_of(snapshot)
     nodes = {node.host.name: node for node in plan.nodes}
@@ -191,7 +193,8 @@ def _check_start(
         hosts, inventory = [node.host for node in plan.nodes], plan.inventory.path
         lines = (complete_commands(by_hand(render_line(finding), hosts), inventory) for finding in findings)
         raise FindingsError("\n  ".join(["the new run would fail", *lines]))
-    return asked, launch.warn_of_lost_files(plan, asked, context)
+    plan, asked = launch.add_source(plan, asked, snapshot, fleet, context, ignore=OF_OLD_RUN)
+    return plan, asked, launch.warn_of_lost_files(plan, asked, context)
 
 
 def _check_remembered(pattern: str | None, inventory: Inventory, run_id: str, console: Console) -> str | None:

@@ -53,8 +53,9 @@ _DETAILS = {
         "With --hosts 'any N', `ddp-orch restart RUN` moves the run to hosts that are free"
     },
     "file_mounts": {
-        r"\b(store|MOUNT)\b": "a bucket for checkpoints: save in `$DDP_ORCH_OUTPUT_DIR` instead of its path, and set "
-        "run.resume if only some hosts save"
+        r"\b(store|MOUNT)\b": "a bucket for checkpoints: save in `$DDP_ORCH_OUTPUT_DIR` instead of its path, with "
+        "run.output on a shared disk. Without one, set run.resume if only some hosts save; what they saved last is "
+        "lost with them"
     },
 }
 """By key: what else becomes what, if the pattern is in its value."""

@@ -79,12 +79,14 @@ def spec(plan: Plan, number: int, facts: Mapping[str, Facts], *, created_at: str
 
 def _node_of_spec(plan: Plan, node: Node) -> Arguments:
     ranks = {"nproc": processes(plan, node), "ranks": node.nproc}
-    return {"host": node.host.name, **ranks, "spare": node.host.spare, "witness": node.host.witness}
+    place = {"spare": node.host.spare, "witness": node.host.witness, "source": node.host.name == plan.source}
+    return {"host": node.host.name, **ranks, **place}
 
 
 def _is_electing(plan: Plan) -> bool:
     """Whether the nodes elect another head, if only after a host is added."""
-    return elects(plan.inventory, len(plan.nodes)) or can_become_electing(plan.inventory, len(plan.nodes))
+    staying = len(plan.nodes) - (plan.source is not None)
+    return elects(plan.inventory, staying) or can_become_electing(plan.inventory, staying)
 
 
 def _preload(plan: Plan, torch: str | None) -> tuple[str, ...]:

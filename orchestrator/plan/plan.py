@@ -104,6 +104,8 @@ class Plan:
     template: Template
     """From which the command and the variables of each node were made."""
     tie: float | None = None  # s without a request from `up` until the run is stopped; None: it does not need `up`
+    source: str | None = None
+    """A host without ranks, which gives the others what rank 0 of an earlier run saved there, and leaves then."""
 
     @property
     def team(self) -> tuple[Node, ...]:
@@ -112,7 +114,7 @@ class Plan:
 
     @property
     def spares(self) -> tuple[Node, ...]:
-        return tuple(node for node in self.nodes if node.host.spare)
+        return tuple(node for node in self.nodes if node.host.spare and node.host.name != self.source)
 
     @property
     def witness(self) -> str | None:
@@ -346,6 +348,13 @@ def gets_code(plan: Plan, node: Node) -> bool:
 def world_size(plan: Plan) -> int:
     """The number of ranks in the first attempt of a resolved plan."""
     return sum(node.nproc for node in plan.team if node.nproc != "auto")
+
+
+def with_source(plan: Plan, host: Host) -> Plan:
+    """The plan with a host as its `source`, which is none of its hosts."""
+    node = make_node(replace(host, spare=True), plan.template, plan.name)
+    others = [other for other in plan.nodes if not other.host.witness]
+    return replace(plan, nodes=(*others, node, *plan.nodes[len(others) :]), source=host.name)
 
 
 def without(plan: Plan, names: Collection[str]) -> Plan | None:

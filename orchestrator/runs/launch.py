@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..answers.facts import Facts
@@ -75,6 +75,8 @@ class LaunchContext:
     """When the job that the hosts belong to ends, by the monotonic clock; None: never."""
     timing: Timing = field(default_factory=Timing)
     """How long each phase takes."""
+    sources: dict[str, Host] = field(default_factory=dict)
+    """By name: hosts that are not in the plan, and may be its `source`."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def launch(
             plan, probed, snapshot, fleet, context.timing, context.step, skip_check=context.skip_check
         )
     plan = check(plan, probed, fleet, context)
+    plan, probed = add_source(plan, probed, snapshot, fleet, context)
     lost = warn_of_lost_files(plan, probed, context)
     facts = {name: host.facts for name, host in probed.done.items()}
     auto = auto_env.choose({name: fact for name, fact in facts.items() if name != plan.witness})
@@ -139,11 +142,38 @@ def check(
     return plan
 
 
+def add_source(
+    plan: Plan,
+    probed: Results[Probed],
+    snapshot: Snapshot | None,
+    fleet: Fleet,
+    context: LaunchContext,
+    ignore: Collection[str] = (),
+) -> tuple[Plan, Results[Probed]]:
+    """The plan with the host where rank 0 of an earlier run saved, if it has none and run.resume copies outputs.
+
+    It may be one of `context.sources` on which the checks find no error; and its answer. `ignore`: codes of findings.
+    """
+    run = plan.inventory.run
+    lost = out_of_reach.find([node.host.name for node in plan.nodes], probed.done)
+    if lost is None or lost.host not in context.sources or run.resume == "none":
+        return plan, probed
+    larger = planning.with_source(plan, context.sources[lost.host])
+    added = [node for node in larger.nodes if node.host.name == lost.host]
+    answer = examination.examine(larger, snapshot, fleet, context.timing, added)
+    findings = preflight.check_hosts(replace(larger, nodes=tuple(added)), answer.done)
+    if answer.failed or any(each.severity == "error" and each.code not in ignore for each in findings):
+        return plan, probed
+    return larger, replace(probed, done={**probed.done, **answer.done})
+
+
 def warn_of_lost_files(plan: Plan, probed: Results[Probed], context: LaunchContext) -> OutOfReach | None:
     """Warn if rank 0 of an earlier run saved on a host that this plan does not have."""
     lost = out_of_reach.find([node.host.name for node in plan.nodes], probed.done, plan.inventory.run.resume)
     if lost:
-        context.warn(f"{lost}. {lost.advice}")
+        copy = ", or add --set run.resume=head to copy it to the others"
+        is_offered = lost.host in context.sources and plan.inventory.run.resume == "none"
+        context.warn(f"{lost}. {lost.advice}{copy if is_offered else ''}")
     return lost
 
 
@@ -151,12 +181,13 @@ def _show_start(resolved: Plan, auto: Sequence[AutoEnv], context: LaunchContext)
     """Show the code, the hosts and the variables of the run."""
     if resolved.code is not None and resolved.code.files and not all(node.host.workdir for node in resolved.nodes):
         _show_code(resolved.code, context)
-    names = [node.host.name for node in resolved.nodes if not node.host.witness]
+    names = [node.host.name for node in (*resolved.team, *resolved.spares)]
     ranks = number_of(planning.world_size(resolved), "rank")
     spares = fold(node.host.name for node in resolved.spares)
     context.step(
         f"{number_of(len(names), 'host')} ready: {fold(names)}; {ranks}"
         + (f"; spare: {spares}" if spares else "")
+        + (f"; {resolved.source} only gives them its files, and leaves then" if resolved.source else "")
         + (f"; witness: {resolved.witness}" if resolved.witness else "")
         + f" ({context.timing.summarize('connect', 'check', 'send')})"
     )

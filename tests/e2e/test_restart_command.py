@@ -287,6 +287,49 @@ def test_a_restart_that_lost_a_host_on_the_way_names_no_command_that_needs_it(la
     assert commands and all("'!node-1'" in command for command in commands), said
 
 
+SAVES_ON_RANK_0 = """
+import os, signal, time
+path = os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "saves")
+saves = int(open(path).read()) if os.path.exists(path) else 0
+def save(*_):
+    if os.environ["RANK"] == "0":
+        open(path, "w").write(str(saves + 1))
+        print("saved", flush=True)
+signal.signal(signal.SIGUSR1, save)
+print("begins", saves, flush=True)
+time.sleep(1e6)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_run_that_leaves_its_head_takes_what_rank_0_saved_there_with_it(lab3: Lab) -> None:
+    def begun(run_id: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for line in lines_of(lab3, inventory, run_id, "--grep", "begins"):
+            found.setdefault(line["host"], []).append(line["text"])
+        return found
+
+    def roles(run_id: str) -> dict[str, str]:
+        return {node["host"]: node["role"] for node in runs(lab3, inventory)[run_id]["nodes"]}
+
+    inventory = lab3.inventory(run={"launcher": "direct", "grace": 1, "resume": "head"})
+    first = start(lab3, inventory, "--hosts", "node-[0-1]", "--name", "job", "--", script(lab3, SAVES_ON_RANK_0))
+    wait_until(lambda: len(begun(first)) == 2, 60, "both ranks have begun")
+    said = ok(orch(lab3, "restart", "job", "-d", "--hosts", "node-[1-2]", "-i", inventory))
+    again = said.stdout.split()[0]
+    wait_until(lambda: len(begun(again)) == 2, 60, "both ranks have begun")
+    assert begun(again) == {"node-1": ["begins 1"], "node-2": ["begins 1"]}
+    wait_until(lambda: roles(again).get("node-0") == "left", 30, "node-0 has left")
+    wait_until(lambda: "ddp-guard" not in lab3.hosts[0].sh("cat /proc/[0-9]*/comm").stdout, 30, "node-0 is free")
+    assert "not take part" not in said.stderr, said.stderr
+    # the run has ended, and its head is left out again
+    ok(orch(lab3, "kill", again, "-i", inventory))
+    last = ok(orch(lab3, "restart", again, "-d", "--hosts", "node-[0,2]", "-i", inventory)).stdout.split()[0]
+    wait_until(lambda: len(begun(last)) == 2, 60, "both ranks have begun")
+    assert begun(last) == {"node-0": ["begins 1"], "node-2": ["begins 1"]}
+    ok(orch(lab3, "kill", last, "-i", inventory))
+
+
 LISTENS = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(600)"
 
 

@@ -71,6 +71,8 @@ CASES = [
     ("watch job4", "top job4"),
     ("download a b", "fetch RUN"),
     ("tail job4", "logs -f --tail 10 job4"),
+    ("serve up service.yaml", "up -- COMMAND"),
+    ("storage ls", "fetch RUN"),
 ]
 
 
@@ -93,7 +95,7 @@ def test_a_suggestion_is_a_whole_command(
     [
         ("sky launch -n foo -- bash run2.sh", "up --name foo --set run.launcher=node -- bash run2.sh"),
         ("sky jobs cancel -a", "kill --all"),
-        ("sky serve up", "up -- SCRIPT ARGS..."),
+        ("sky serve up", "up -- COMMAND"),
         ("dstack stop foo", "kill foo"),
     ],
 )

@@ -461,6 +461,14 @@ def test_attempts_that_have_ended_are_dropped_up_to_their_last_segment(tmp_path:
             "KeyError: 7",
         ),
         (
+            b"/opt/venv/bin/python3: can't open file '/code/trian.py': [Errno 2] No such file or directory\n"
+            b"E1128 23:00:00.000000 207 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 2)\n"
+            b'Traceback (most recent call last):\n  File "torchrun", line 8, in <module>\n    sys.exit(main())\n'
+            b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\ntrian.py FAILED\n----\n"
+            b"Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 2 (pid: 9)\n",
+            "/opt/venv/bin/python3: can't open file '/code/trian.py': [Errno 2] No such file or directory",
+        ),
+        (
             b"ValueError: 7\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n",
             "ValueError: 7",
         ),

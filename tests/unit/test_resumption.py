@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.node.gang import gang
-from orchestrator.node.gang.gang_events import Agreed, Drain, Elected, Exited, Joined, NotAgreed, StartRequested
+from orchestrator.node.gang.gang_events import Agreed, Drain, Elected, Exited, Joined, NotAgreed, StartRequested, Tick
 from orchestrator.node.gang.gang_state import Phase
 from orchestrator.node.roles import resumption
 
@@ -36,6 +36,8 @@ class Leader:
 class Server:
     """Stands in for the server of the head's output folder."""
 
+    number = 0
+
     def serve(self, number: int, addresses: list[str]) -> None:
         self.number = number
 
@@ -49,18 +51,22 @@ class Server:
 class Copying:
     """Two hosts, `a` and `b`, that are to get equal folders before the first attempt, from second 100 on."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, source: bool = False) -> None:
+        """`source`: with a third host, `c`, which only gives the others its files. It has not joined."""
         self.events: list[object] = []
         self.leaders: list[Leader] = []
         self.told: list[Any] = []  # node and message
         monkeypatch.setattr(resumption, "LineProcess", self._start)
-        nodes = [{"host": host, "nproc": 1, "spare": False} for host in "ab"]
+        nodes: list[dict[str, Any]] = [{"host": host, "nproc": 1, "spare": False} for host in "ab"]
+        if source:
+            nodes.append({"host": "c", "nproc": 1, "spare": True, "source": True})
         state = gang.begin(nodes, max_restarts=1, has_agreement=True)
         for event in (Joined(0, 0.0), Joined(1, 0.0), StartRequested("10.0.0.1", 29500, 0.0)):
             state, _ = gang.step(state, event)
         self.state = state
         self.server = Server()
         spec = {
+            "nodes": nodes,
             "node": 0,
             "program": "",
             "resume": "head",
@@ -68,7 +74,8 @@ class Copying:
             "resume_limit": 1 << 30,
             "resume_timeout": TIMEOUT,
         }
-        recorder: Any = SimpleNamespace(spec=spec, folder="", key=b"", say=lambda text: None)
+        self.said: list[str] = []
+        recorder: Any = SimpleNamespace(spec=spec, folder="", key=b"", say=self.said.append)
         server: Any = self.server
         self.resumption = resumption.Resumption(
             recorder, server, lambda: ["10.0.0.1"], lambda *told: self.told.append(told), self.events.append
@@ -160,3 +167,38 @@ def test_what_is_copied_again_and_again_is_no_progress(copying: Copying) -> None
     (event,) = copying.events
     assert isinstance(event, NotAgreed) and event.node == 1 and at < 100 + TIMEOUT + 20
     assert event.why.startswith("b: run.resume: no progress for 60 s") and event.why.endswith("the connection broke")
+
+
+def test_a_host_that_only_gives_its_files_is_awaited_and_leaves_when_the_others_have_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copying = Copying(monkeypatch, source=True)
+    assert copying.resumption._round is None and not copying.said
+    copying.state, _ = gang.step(copying.state, Joined(2, 101.0))
+    copying.begin(101.0)
+    assert not copying.leaders  # its server has not told where it listens
+    contact = {"number": copying.server.number, "addresses": [], "port": 1, "error": ""}
+    copying.resumption.on_server(2, contact)
+    copying.resumption.advance(copying.state, 102.0)
+    copying.hear(103.0, done=True, note="")
+    assert copying.events == [Agreed(1, (0, 1), 103.0)]
+    for event in (copying.events[0], Tick(104.0)):
+        copying.state, _ = gang.step(copying.state, event)
+    assert copying.state.phase is Phase.RUNNING
+    for at in (105.0, 106.0):
+        copying.resumption.advance(copying.state, at)
+        for event in copying.events[1:]:
+            copying.state, _ = gang.step(copying.state, event)
+    (drain,) = copying.events[1:]
+    assert isinstance(drain, Drain) and drain.node == 2
+    assert copying.state.nodes[2].leaves and copying.state.phase is Phase.RUNNING
+
+
+def test_the_others_begin_without_a_host_that_only_gives_its_files_if_it_does_not_join(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copying = Copying(monkeypatch, source=True)
+    copying.begin(100.0 + resumption.SOURCE_WINDOW - 1)
+    assert copying.resumption._round is None
+    copying.begin(100.0 + resumption.SOURCE_WINDOW)
+    assert copying.resumption._round is not None and "c did not join" in copying.said[0]

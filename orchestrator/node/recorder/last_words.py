@@ -17,6 +17,7 @@ EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt|Warning)\b")  # t
 ERROR = re.compile(r"(?i)error: ")
 ADVICE = re.compile(r"(?i)hint: |note: |\[notice\] ")  # of pip, after its error
 TORCHRUN_REPORTS = re.compile(r"torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError\b")
+OF_PYTHON = re.compile(r"\S*python[\d.]*: |\S+\.py: error: ")  # no file or module of that name; an argument parser
 TORCHRUN_ROOT = re.compile(r"(?:rank|exitcode)\s*: ")
 RULE = re.compile(r"([=*#_-])\1{3,}$")
 
@@ -46,7 +47,8 @@ def last_words_of(text: str) -> str:
         if line.startswith("Root Cause (first observed failure)"):
             told = [line for line in lines[number:] if TORCHRUN_ROOT.match(line)]
             # a script of the user that starts torchrun: its ranks print to the same stream
-            return exception[:LONGEST] or " ".join(", ".join(told).split())[:LONGEST] or line
+            said = exception or next((line for line in reversed(lines[:number]) if OF_PYTHON.match(line)), "")
+            return said[:LONGEST] or " ".join(", ".join(told).split())[:LONGEST] or line
     words = [line for line in lines if not RULE.match(line)]
     if not words:
         return ""

@@ -9,7 +9,7 @@ the one before it in the ring saves. If a recorder was restarted, its server has
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..gang import agreement
-from ..gang.gang_events import Agreed, NotAgreed
+from ..gang.gang_events import Agreed, Drain, NotAgreed
 from ..gang.gang_state import Node, NodePhase, Phase, State
 from ..link import messages
 from ..link.peers import RecorderApi
@@ -18,6 +18,8 @@ from .outputs_advice import OutputsAdvice
 
 OPEN_WINDOW = 15.0  # s for the servers of the team to open their ports
 SPARE_WINDOW = 3.0  # s, as part of these, for the servers of other nodes
+SOURCE_WINDOW = 30.0  # s for a host that only gives the others its files to join the run
+LEAVES = "restart, as the others have its files"  # who drains that host
 RETRY = 1.0  # s
 RING_RETRY = 5.0  # s
 NO_NODE = (1 << 32) - 1  # the number of the leader on its connections: a server does not speak with its own node
@@ -80,6 +82,10 @@ class Resumption:
         self._ring = 0  # the attempt whose ring is closed
         self._ring_at = 0.0
         self._trouble = (0, "")  # of the last round: the node, and what
+        # a host that only gives the others what rank 0 of an earlier run saved there, and leaves then
+        self._source = next((i for i, node in enumerate(self._spec["nodes"]) if node.get("source")), None)
+        self._due_at: Optional[float] = None  # when the first round could have begun without that host
+        self._drained_in = 0  # the attempt in which that host was asked to leave
         self._outputs_advice = OutputsAdvice(recorder.folder, recorder.spec, happens)
 
     def pipes(self) -> List[int]:
@@ -126,13 +132,14 @@ class Resumption:
 
     def advance(self, current: State, at: float) -> None:
         self._outputs_advice.advance(current, at)
+        self._let_source_leave(current, at)
         for contact in self._server.advance():
             self.on_server(self._spec["node"], contact)
         if self._round is not None and not self._is_current(self._round, current):
             self._stop()
         if self._round is None:
             team = agreement.due(current, at, private=not _copies_outputs(self._spec))  # /dev/shm is of one host
-            if at < self._begin_at:
+            if at < self._begin_at or (team is not None and self._awaits_source(current, at)):
                 return
             if team is not None:
                 self._begin(current, team, at, only_ring=False)
@@ -143,6 +150,23 @@ class Resumption:
             self._give_up(node, what, current, at)
         elif self._leader is None:
             self._lead_if_ready(at)
+
+    def _awaits_source(self, current: State, at: float) -> bool:
+        if self._source is None or current.attempt > 0 or current.nodes[self._source].phase is NodePhase.JOINED:
+            return False
+        self._due_at = self._due_at or at
+        if at - self._due_at < SOURCE_WINDOW:
+            return True
+        host = current.nodes[self._source].host
+        self._recorder.say("%s did not join, so the others begin without what rank 0 saved there" % host)
+        return False
+
+    def _let_source_leave(self, current: State, at: float) -> None:
+        if self._source is None or current.attempt in (0, self._drained_in) or current.phase is not Phase.RUNNING:
+            return
+        self._drained_in = current.attempt
+        if current.nodes[self._source].leaves is None:
+            self._happens(Drain(self._source, LEAVES, 0.0, at))
 
     def _is_current(self, known: Round, current: State) -> bool:
         if known.only_ring:
@@ -197,8 +221,8 @@ class Resumption:
         if any(number not in self._contacts for number in self._round.team):
             return
         answered = {*self._contacts, *self._refusals}
-        awaited = self._round.source in self._round.nodes and self._round.source not in answered
-        needs_source = self._spec["resume"] == "head" and awaited
+        sources = {self._source} | ({self._round.source} if self._spec["resume"] == "head" else set())
+        needs_source = any(each in self._round.nodes and each not in answered for each in sources)
         if waited < (OPEN_WINDOW if needs_source else SPARE_WINDOW) and not answered.issuperset(self._round.nodes):
             return
         try:
