@@ -77,7 +77,6 @@ time.sleep(1e6)
 """
 
 
-@pytest.mark.short
 def test_a_host_that_was_cut_off_when_the_run_ended_is_told_of_and_does_not_change_the_end(lab3: Lab) -> None:
     inventory = lab3.inventory(run={"launcher": "direct", "max_restarts": 1, "rejoin_timeout": 300, "grace": 1})
     run_id = start(lab3, inventory, "--", script(lab3, USES_UP))

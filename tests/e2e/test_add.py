@@ -83,7 +83,7 @@ def test_a_machine_that_is_replaced_under_another_name_is_added_without_advice_f
 ) -> None:
     """Three hosts of the run would elect a head, but the inventory has two."""
     run = {"launcher": "direct", "nnodes": "1:2", "max_restarts": 3, "lease": 3}
-    run_id = start(lab2, lab2.inventory(run=run), "--", script(lab2, WORK), "x")
+    run_id = start(lab2, lab2.inventory(run=run), "--", script(lab2, "import time\ntime.sleep(600)\n"))
     lab2.hosts[1].crash()
     lab2.hosts[1].boot()
     lab2.hosts[1].sh("rm -r ~/.local/state/ddp-orch", check=True)

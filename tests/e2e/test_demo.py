@@ -96,11 +96,11 @@ def test_demo_trains_on_two_hosts_to_95_percent_and_leaves_nothing(demo: Demo) -
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
-        (signal.SIGINT, "- ddp-orch up"),
-        (signal.SIGINT, "hosts ready"),
+        pytest.param(signal.SIGINT, "- ddp-orch up", marks=pytest.mark.full),
+        pytest.param(signal.SIGINT, "hosts ready", marks=pytest.mark.full),
         (signal.SIGINT, "epoch:1 step:10 "),
         (signal.SIGTERM, "hosts ready"),
-        (signal.SIGTERM, "epoch:1 step:10 "),
+        pytest.param(signal.SIGTERM, "epoch:1 step:10 ", marks=pytest.mark.full),
     ],
 )
 def test_demo_that_is_stopped_leaves_nothing(demo: Demo, number: signal.Signals, moment: str) -> None:
@@ -112,7 +112,7 @@ def test_demo_that_is_stopped_leaves_nothing(demo: Demo, number: signal.Signals,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["hosts ready", "start rank:0"])
+@pytest.mark.parametrize("moment", [pytest.param("hosts ready", marks=pytest.mark.full), "start rank:0"])
 def test_demo_that_is_killed_leaves_nothing(demo: Demo, moment: str) -> None:
     demo.wait_for(moment)
     demo.process.kill()

@@ -168,7 +168,10 @@ dist.init_process_group("gloo", **url, rank=int(os.environ["RANK"]), world_size=
 """
 
 
-@pytest.mark.parametrize("address", ["192.168.1.5", "localhost", pytest.param("10.77.0.99", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "address",
+    ["localhost", *(pytest.param(address, marks=pytest.mark.full) for address in ("192.168.1.5", "10.77.0.99"))],
+)
 def test_an_address_of_no_host_is_named_while_the_ranks_look_for_it(lab2: Lab, address: str) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     up = ("up", inventory, "-d", "--name", "job", "--", script(lab2, MEETS_ELSEWHERE.replace("ADDRESS", address)))
@@ -219,7 +222,7 @@ torchrun --nnodes "$SKYPILOT_NUM_NODES" --node_rank "$SKYPILOT_NODE_RANK" --npro
     [
         pytest.param("skypilot", 1, marks=pytest.mark.full),
         pytest.param("skypilot", 2, marks=pytest.mark.full),
-        ("torchrun", 1),
+        pytest.param("torchrun", 1, marks=pytest.mark.full),
     ],
 )
 def test_a_rank_that_ends_first_because_it_alone_resumed_is_no_lost_host(

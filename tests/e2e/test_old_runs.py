@@ -87,6 +87,7 @@ def test_files_that_were_not_fetched_on_one_host_keep_the_run_on_all(lab2: Lab) 
     assert list(holders(lab2, inventory)) == ["third"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_run_that_was_deleted_on_its_head_has_the_verdict_that_the_others_know(lab2: Lab) -> None:
     inventory = lab2.inventory(run=KEEP_ONE)

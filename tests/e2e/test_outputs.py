@@ -77,7 +77,9 @@ def test_files_beside_the_code_are_fetched_and_kept_until_then(tmp_path: Path) -
     "command",
     [
         ("check", "inventory.yaml", "--deep"),
-        pytest.param(("bench", "inventory.yaml", "--", "--bench-seconds=0.1"), marks=pytest.mark.slow),
+        pytest.param(
+            ("bench", "inventory.yaml", "--", "--bench-seconds=0.1"), marks=[pytest.mark.slow, pytest.mark.full]
+        ),
     ],
     ids=lambda command: command[0],
 )

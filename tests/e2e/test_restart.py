@@ -102,7 +102,10 @@ def test_a_host_that_is_down_at_the_start_is_replaced_by_one_beyond_nnodes(lab3:
     assert_clean(lab3)
 
 
-@pytest.mark.parametrize(("resume", "advice"), [("none", "run.resume: head"), ("head", "$DDP_ORCH_OUTPUT_DIR")])
+@pytest.mark.parametrize(
+    ("resume", "advice"),
+    [("none", "run.resume: head"), pytest.param("head", "$DDP_ORCH_OUTPUT_DIR", marks=pytest.mark.full)],
+)
 def test_a_restart_tells_of_a_snapshot_that_stays_beside_the_code(lab2: Lab, resume: str, advice: str) -> None:
     saves = """
 import os, sys, time

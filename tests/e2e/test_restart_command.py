@@ -430,6 +430,7 @@ time.sleep(1e6)
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_restart_continues_from_a_snapshot_that_the_run_wrote_over_the_one_that_was_sent(lab2: Lab) -> None:
     """Fetched once and put into the code, or deleted there since: unless the user has changed it, the run's counts."""
@@ -463,6 +464,7 @@ def test_a_restart_continues_from_a_snapshot_that_the_run_wrote_over_the_one_tha
     assert_clean(lab2)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_run_of_which_only_spares_are_left_starts_again_on_them_as_ps_says(lab4: Lab) -> None:
     hosts = [

@@ -188,7 +188,7 @@ def describe(run_id, folder):
 """
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_no_host_but_the_head_tells_how_a_run_ended(lab2: Lab, node: int) -> None:
     inventory = lab2.inventory(run={"launcher": "direct"})
     ok(orch(lab2, "up", inventory, "--", script(lab2, "print('hi')")))

@@ -40,6 +40,7 @@ def told(lab: Lab, run_id: str) -> tuple[Any, ...]:
     return page["state"], page["attempt"], page["ended_at"], happened
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_while_its_head_was_off_stays_stopped(lab4: Lab) -> None:
     run_id = stop_without_head(lab4)
     before = told(lab4, run_id)

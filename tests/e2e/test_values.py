@@ -62,7 +62,7 @@ def test_bytes_that_are_not_utf_8_arrive(lab2: Lab) -> None:
     assert "got 61ff8062" in result.stdout
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "direct"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.full), "direct"])
 def test_a_secret_is_in_the_ranks_environment_and_nowhere_else(lab2: Lab, launcher: str) -> None:
     canary = secrets.token_hex(12)  # made now, so that it is in no source either
     inventory = lab2.inventory(

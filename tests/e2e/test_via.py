@@ -37,7 +37,7 @@ def by_command(lab: Lab) -> Path:
     return lab.inventory(hosts=[entering(lab, host) for host in lab.hosts])
 
 
-@pytest.mark.parametrize("make_inventory", [by_openssh, by_command])
+@pytest.mark.parametrize("make_inventory", [by_openssh, pytest.param(by_command, marks=pytest.mark.full)])
 def test_a_run_is_started_listed_followed_and_killed(lab2: Lab, make_inventory: Callable[[Lab], Path]) -> None:
     inventory = make_inventory(lab2)
     ok(orch(lab2, "check", inventory, "--quick"))

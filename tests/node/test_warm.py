@@ -19,6 +19,7 @@ from test_preload_equal import SCRIPTS, output_of
 from orchestrator.node.guard import requests, warm
 from orchestrator.node.host import processes, state
 from orchestrator.node.preload import later_runs
+from orchestrator.node.serve import leftovers
 
 OPTIONS = "preload: [heavy], warm: 15m"
 IMPORTER = "import heavy; print(heavy.importer)"
@@ -189,6 +190,17 @@ def test_ps_shows_what_is_kept_and_kill_leftovers_ends_it(runs: Runs, modules: P
     (killed,) = session.request("stale", {"ports": [], "warm": True})["killed"]
     assert killed["pid"] == preloader.pid and not processes.alive(preloader)
     assert session.request("list", {})["warm"] == []
+
+
+def test_a_preloader_that_a_run_of_another_state_folder_takes_over_is_no_leftover(
+    runs: Runs, modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the mark of the new run already, and its keeper has not become the guard yet."""
+    run_to_its_end(runs, modules)
+    _, preloader = wait_kept(runs)
+    run_id = "20260101-120000-0000"
+    monkeypatch.setattr(processes, "marks", lambda: {preloader: run_id})
+    assert run_id not in dict(leftovers._dead_runs())
 
 
 def test_a_keeper_that_ends_while_it_is_looked_at_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,9 @@ def _dead_runs() -> List[Tuple[str, str]]:
     marks = processes.marks()
     # runs of another state folder are on this machine too, when it plays several hosts; no lock tells of their guards
     elsewhere = {
-        mark for process, mark in marks.items() if "ddp-guard" in map(processes.name, processes.ancestors(process.pid))
+        mark
+        for process, mark in marks.items()
+        if {"ddp-guard", warm.NAME} & {processes.name(pid) for pid in processes.ancestors(process.pid)}
     }
     strays = {mark for mark in marks.values() if state.RUN_ID.match(mark)} - set(known) - elsewhere
     candidates = {**known, **{run_id: state.run_folder(run_id) for run_id in strays}}
