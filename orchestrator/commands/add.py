@@ -32,7 +32,7 @@ def add_host(run_name: str, host_name: str, inventory_path: str | None, *, as_js
             raise UsageError(f"run {run.run_id} has ended: {run.state}")
         about = advice.about(run, lookup.listing.runs, inventory.path)
         if host_name in run.left or host_name in run.drained:
-            raise UsageError(revive.describe_drained(run.run_id, [host_name], about.command("restart")))
+            raise UsageError(revive.describe_drained(run, [host_name], inventory, about))
         if why := waiting.describe_no_majority(run, about):
             raise UnreachableError(why)
         if host_name in run.parts:

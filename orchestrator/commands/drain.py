@@ -182,7 +182,8 @@ def _restart_without(run: registry.Run, names: Sequence[str], about: advice.Abou
     left = [name for name in run.all_nodes if name not in gone and name != run.witness]
     if not left:
         return ""
-    more = [name for name in unused if name not in run.all_nodes][: max(0, run.team - len(left))]
+    free = [name for name in unused if name in run.sources or name not in run.all_nodes]
+    more = [name for name in free if name not in names][: max(0, run.team - len(left))]
     without = fold([name for name in run.all_nodes if name in names])
     hosts = fold(sorted(left, key=run.all_nodes.__getitem__) + more)
     return f" To start the run again without {without}: `{about.command('restart', '--hosts', hosts)}`."

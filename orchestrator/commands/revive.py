@@ -47,8 +47,8 @@ def revive_run(run_name: str | None, inventory_path: str | None, *, as_json: boo
             console.warning(line)
     elif not (revived.failed or silent or forgetful):
         console.note(f"run {run.run_id} has a guard on all of its {'other ' if run.drained else ''}hosts")
-    if run.drained:
-        console.note(revive.describe_drained(run.run_id, sorted(run.drained), about.command("restart")))
+    if drained := sorted(run.drained - run.sources):
+        console.note(revive.describe_drained(run, drained, inventory, about))
     if silent:
         console.warning(f"{fold(silent)} cannot be reached; run `{about.command('revive')}` again when it can")
     return UnreachableError.exit_code if revived.failed or silent or forgetful else 0

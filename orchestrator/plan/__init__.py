@@ -8,6 +8,7 @@ newcomer     a host that is added to a run
 launchers    what each launcher starts, as templates
 description  a plan as text or JSON
 entrypoint   what `up` runs: a script, a module or the bundled trainer
+errexit      whether a shell script goes on after a failure
 function_call  the command that calls a function in a rank
 other_command  the error that names the command line that was meant
 accelerate   what a configuration of accelerate asks for

@@ -19,7 +19,7 @@ from ..inventory.model import Host, Inventory
 from ..inventory.sources import reference
 from ..inventory.text_files import read_text
 from ..output.console import fold
-from . import function_call, import_roots, launchers, plan, python_files, sharding
+from . import errexit, function_call, import_roots, launchers, plan, python_files, sharding
 from . import snapshot as ship
 from .other_command import MEANT, OtherCommand
 from .run_program import RUN_PROGRAM
@@ -119,7 +119,13 @@ def find_program(
             f"{shlex.join(words)}: {missing} does not exist in {base}, so there is no code to send to {fold(without)}; "
             "correct its path, or set `workdir` to a folder of the hosts"
         )
-    return command, _send_for_words(inventory, words, base)
+    snapshot = _send_for_words(inventory, words, base)
+    file = _first_file(words, base)
+    is_foreign = inventory.run.launcher in ("skypilot", "dstack")  # the lines of a task, such as pip install
+    if snapshot and file and is_foreign and errexit.goes_on(words, file, (base / file).read_bytes()):
+        warning = f"{file} goes on after a line that fails, and the run succeeds if its last line does; add: set -e"
+        snapshot = replace(snapshot, warnings=(*snapshot.warnings, warning))
+    return command, snapshot
 
 
 def find_function(

@@ -24,6 +24,7 @@ PATIENCE = 2.0  # s for all hosts to answer, before the answers so far may be en
 RESTART = " (to restart it)"  # how the `stopped_by` of a run ends that `restart` starts again
 CHECK = "check --deep"  # who has started its run
 WATCH = "up --watch"  # the `stopped_by` of a run that is started again because its code has changed
+SOURCE = "restart, as the others have its files"  # who drains a host that joined a run for that alone
 QUIET = 1.0  # s without another answer; while answers come, the remaining hosts are slow, not silent
 
 
@@ -161,6 +162,13 @@ class Run:
         """Those of `hosts` that were drained, whether they answer or not."""
         trusted = [part for host, part in self.parts.items() if host not in self.disputed]
         return claims.drained_hosts(trusted) | {part.host for part in trusted if part.has_left}
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """Those of `left` that only gave the others their files."""
+        return frozenset(
+            host for host in self.left if (verdict := self.parts[host].verdict) and verdict.stopped_by == SOURCE
+        )
 
     @property
     def without_guard(self) -> tuple[str, ...]:

@@ -12,8 +12,12 @@ from ..errors import OrchError, UsageError
 from ..hosts.fleet import Fleet, wrap_unexpected
 from ..hosts.session import Refused, Session
 from ..inventory import via
-from ..inventory.model import Host
+from ..inventory.advice import AboutRun
+from ..inventory.hostnames import pick
+from ..inventory.model import Host, Inventory
 from ..output.console import fold
+from . import recent
+from .registry import Run
 
 NOTIFIERS = (0, 1)  # the head, and who reports its loss
 NO_NEWS = ("guarded", "held", "no-guard", "over")  # someone else starts the guard, or the run has just ended
@@ -62,12 +66,28 @@ def was_drained(run_id: str, host: str, others: Sequence[Host], fleet: Fleet) ->
     return False
 
 
-def describe_drained(run_id: str, hosts: Sequence[str], restart: str) -> str:
-    """`restart`: the command that starts the run again."""
+def describe_drained(run: Run, hosts: Sequence[str], inventory: Inventory, about: AboutRun) -> str:
+    """That these hosts have left the run for good, with the command that starts it again with them."""
+    members = [name for name in run.all_nodes if name not in run.drained and name != run.witness]
+    words = () if _has_all(run.run_id, hosts, inventory) else ("--hosts", fold([*members, *hosts]))
     return (
-        f"{fold(hosts)} was drained from run {run_id}, and cannot come back to it. To use {fold(hosts)} again, start "
-        f"the run again: {restart}"
+        f"{fold(hosts)} has left run {run.run_id}, and cannot come back to it. To use {fold(hosts)} again, start "
+        f"the run again: {about.command('restart', *words)}"
     )
+
+
+def _has_all(run_id: str, hosts: Sequence[str], inventory: Inventory) -> bool:
+    """Whether `restart` of the run uses these hosts, as far as this machine knows its command."""
+    command = recent.command_of(run_id)
+    pattern = command.options.get("hosts") if command else None
+    if command is None or (pattern is None and not command.any_of):
+        return True
+    if command.any_of:
+        return False
+    try:
+        return set(hosts) <= set(pick([host.name for host in inventory.hosts], str(pattern)))
+    except UsageError:
+        return False
 
 
 @dataclass(frozen=True)

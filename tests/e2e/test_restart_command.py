@@ -322,6 +322,11 @@ def test_a_run_that_leaves_its_head_takes_what_rank_0_saved_there_with_it(lab3: 
     wait_until(lambda: roles(again).get("node-0") == "left", 30, "node-0 has left")
     wait_until(lambda: "ddp-guard" not in lab3.hosts[0].sh("cat /proc/[0-9]*/comm").stdout, 30, "node-0 is free")
     assert "not take part" not in said.stderr, said.stderr
+    # to use the old head again, or the free host in place of another, the commands name it
+    back = ok(orch(lab3, "add", again, "node-0", "-i", inventory), 2).stderr
+    assert f"ddp-orch restart {again} --hosts" not in back and "restart --hosts 'node-[0-2]' job" in back, back
+    refused = ok(orch(lab3, "drain", again, "node-2", "-i", inventory), 2).stderr
+    assert "restart --hosts 'node-[0-1]' job" in refused, refused
     # the run has ended, and its head is left out again
     ok(orch(lab3, "kill", again, "-i", inventory))
     last = ok(orch(lab3, "restart", again, "-d", "--hosts", "node-[0,2]", "-i", inventory)).stdout.split()[0]

@@ -11,6 +11,7 @@ from orchestrator.node.gang import gang
 from orchestrator.node.gang.gang_events import Agreed, Drain, Elected, Exited, Joined, NotAgreed, StartRequested, Tick
 from orchestrator.node.gang.gang_state import Phase
 from orchestrator.node.roles import resumption
+from orchestrator.runs import registry
 
 TIMEOUT = 60.0
 
@@ -190,7 +191,7 @@ def test_a_host_that_only_gives_its_files_is_awaited_and_leaves_when_the_others_
         for event in copying.events[1:]:
             copying.state, _ = gang.step(copying.state, event)
     (drain,) = copying.events[1:]
-    assert isinstance(drain, Drain) and drain.node == 2
+    assert isinstance(drain, Drain) and (drain.node, drain.by) == (2, registry.SOURCE)
     assert copying.state.nodes[2].leaves and copying.state.phase is Phase.RUNNING
 
 

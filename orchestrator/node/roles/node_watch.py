@@ -78,8 +78,9 @@ class NodeWatch:
         silences = [Silence(node, self.silent(node, now), node in refusals) for node in nodes]
         judgements = suspicion.judge(silences, self._lease, self._nodes_wait)
         lost = [silence for silence in silences if judgements[silence.node] is Judgement.LOST]
-        self.suspects = {node for node in nodes if judgements[node] is Judgement.SUSPECT}
-        self._describe(nodes, now)
+        staying = [node for node in nodes if node not in leaving]
+        self.suspects = {node for node in staying if judgements[node] is Judgement.SUSPECT}
+        self._describe(staying, now)
         for silence in lost:
             self._watched.discard(silence.node)
             is_up, host = self._probes.end(silence.node), self._hosts[silence.node]
