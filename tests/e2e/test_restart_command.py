@@ -287,7 +287,7 @@ def test_a_restart_that_lost_a_host_on_the_way_names_no_command_that_needs_it(la
     assert commands and all("'!node-1'" in command for command in commands), said
 
 
-SAVES_ON_RANK_0 = """
+RANK_0_SAVES_IN_OUTPUTS = """
 import os, signal, time
 path = os.path.join(os.environ["DDP_ORCH_OUTPUT_DIR"], "saves")
 saves = int(open(path).read()) if os.path.exists(path) else 0
@@ -313,7 +313,9 @@ def test_a_run_that_leaves_its_head_takes_what_rank_0_saved_there_with_it(lab3: 
         return {node["host"]: node["role"] for node in runs(lab3, inventory)[run_id]["nodes"]}
 
     inventory = lab3.inventory(run={"launcher": "direct", "grace": 1, "resume": "head"})
-    first = start(lab3, inventory, "--hosts", "node-[0-1]", "--name", "job", "--", script(lab3, SAVES_ON_RANK_0))
+    first = start(
+        lab3, inventory, "--hosts", "node-[0-1]", "--name", "job", "--", script(lab3, RANK_0_SAVES_IN_OUTPUTS)
+    )
     wait_until(lambda: len(begun(first)) == 2, 60, "both ranks have begun")
     said = ok(orch(lab3, "restart", "job", "-d", "--hosts", "node-[1-2]", "-i", inventory))
     again = said.stdout.split()[0]
