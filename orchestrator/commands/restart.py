@@ -18,9 +18,10 @@ from ..inventory import advice, any_of
 from ..inventory.advice import complete_commands
 from ..inventory.hostnames import pick
 from ..inventory.model import Host, Inventory
-from ..output.console import Console, fold
+from ..output.console import Console, fold, number_of
 from ..output.lines import rfc3339
 from ..output.mask import hide_credentials
+from ..plan import plan as planning
 from ..plan.plan import Plan
 from ..plan.snapshot import Snapshot
 from ..runs import ending, launch, probe, recent, registry, stand_ins, waiting
@@ -109,8 +110,7 @@ class _Change:
                 f"{fold(left_out)} had a part in run {run.run_id}, and is no host of the new one; --hosts chooses "
                 "others"
             )
-        new = {node.host.name for node in plan.nodes}
-        context.sources.update({host.name: host for host in of_run if host.name not in new and not host.witness})
+        context.sources.update({host.name: host for host in of_run if not host.witness})
         if not run.unfinished:
             if run.broken or run.rejoining:
                 _kill(run, of_run, self._fleet)
@@ -186,9 +186,15 @@ def _check_start(
         for finding in probe.check_hosts(plan, asked.done)
         if finding.severity == "error" and finding.code not in OF_OLD_RUN
     ]
-    broken = {host for finding in findings for host in finding.hosts}
-    if plan.inventory.any_of is not None and len(nodes) - len(broken) >= plan.inventory.any_of:
-        findings = []
+    if plan.inventory.any_of is not None:
+        broken = {host for finding in findings for host in finding.hosts} if not context.skip_check else set()
+        usable = [name for name in nodes if name in asked.done and name not in broken]
+        if len(usable) >= plan.inventory.any_of:
+            findings, plan = [], planning.restrict(plan, usable, any_of=plan.inventory.any_of)
+        elif asked.failed:
+            silent = "\n  ".join(fold_failures(asked.failed))
+            can_be_used = f"{'only ' if usable else ''}{number_of(len(usable), 'host')} can be used"
+            raise UnreachableError(f"{can_be_used}, but {plan.inventory.any_of} are needed\n  {silent}")
     if findings and not context.skip_check:
         hosts, inventory = [node.host for node in plan.nodes], plan.inventory.path
         lines = (complete_commands(by_hand(render_line(finding), hosts), inventory) for finding in findings)

@@ -365,8 +365,14 @@ def apply(inventory: Inventory, invocation: Invocation) -> Inventory:
     run = inventory.run
     if invocation.launcher is not None:
         run = replace(run, launcher=invocation.launcher)
-    if invocation.nnodes is not None:
+    any_of = inventory.any_of
+    if invocation.nnodes is not None and any_of is None:
         run = replace(run, nnodes=invocation.nnodes)
+    elif invocation.nnodes not in (None, (any_of, any_of)):
+        raise UsageError(
+            f"the command asks for {':'.join(map(str, dict.fromkeys(invocation.nnodes or ())))} hosts, which cannot be "
+            f"combined with `any {any_of}`; leave the number of hosts out of the command"
+        )
     if invocation.max_restarts is not None:
         run = replace(run, max_restarts=invocation.max_restarts)
     if invocation.rdzv_backend is not None:
@@ -377,7 +383,7 @@ def apply(inventory: Inventory, invocation: Invocation) -> Inventory:
     if secret is not None:
         raise UsageError(f"{secret}: the name is in run.secrets, whose values come only from your environment")
     working = [host for host in inventory.hosts if host.in_team]
-    count = len(working) if run.nnodes == "auto" else min(run.nnodes[1], len(working))
+    count = any_of or (len(working) if run.nnodes == "auto" else min(run.nnodes[1], len(working)))
     if run.nnodes != "auto" and run.nnodes[0] > len(working):
         raise UsageError(
             f"{run.nnodes[0]} hosts are required, but the inventory has {len(working)} that are not spares"

@@ -166,9 +166,9 @@ def make(
     return Plan(run_id, name, nodes, launcher, code, inventory, inventory.run.secrets, template)
 
 
-def restrict(plan: Plan, names: Collection[str]) -> Plan:
-    """The plan on only these of its hosts."""
-    inventory = select(plan.inventory, ",".join(names))
+def restrict(plan: Plan, names: Collection[str], *, any_of: int | None = None) -> Plan:
+    """The plan on only these of its hosts, or `any_of` of them."""
+    inventory = replace(select(plan.inventory, ",".join(names)), any_of=any_of)
     nodes = tuple(make_node(host, plan.template, plan.name) for host in order(inventory))
     return replace(plan, inventory=inventory, nodes=nodes)
 

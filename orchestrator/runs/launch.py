@@ -76,7 +76,7 @@ class LaunchContext:
     timing: Timing = field(default_factory=Timing)
     """How long each phase takes."""
     sources: dict[str, Host] = field(default_factory=dict)
-    """By name: hosts that are not in the plan, and may be its `source`."""
+    """By name: hosts that may be the `source` of the plan, if it does not use them."""
 
 
 @dataclass(frozen=True)

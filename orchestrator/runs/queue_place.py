@@ -36,10 +36,12 @@ class Place:
         if named := {run.run_id for runs in others.values() for run in runs if run.name == self._plan.name}:
             kills = "; ".join(advice.command("kill", run, inventory=self._plan.inventory.path) for run in sorted(named))
             raise HeldError(f"another run has the name: {self._describe(turns, named)}\n  to end it: {kills}")
-        if not waits and self._plan.inventory.any_of is None:
-            on_gpus = {run.run_id for host, runs in others.items() if self._queue.uses_gpus(host) for run in runs}
-            if on_gpus:
-                raise HeldError(f"too few hosts are free: {self._describe(turns, on_gpus)}")
+        if not waits:
+            on_gpus = {host: runs for host, runs in others.items() if runs and self._queue.uses_gpus(host)}
+            free = len(turns.done) - len(on_gpus)
+            if free < (self._plan.inventory.any_of or len(turns.done)):
+                held = {run.run_id for runs in on_gpus.values() for run in runs}
+                raise HeldError(f"too few hosts are free: {self._describe(turns, held)}")
 
     def keep(self) -> None:
         """A sign of life. Raises Interrupted as `take`."""

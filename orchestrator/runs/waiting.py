@@ -29,7 +29,7 @@ def note(run: Run, console: Console, about: AboutRun | None = None) -> None:
         if about and (why := describe_no_majority(run, about)):
             console.note(why)
         elif about and _may_use_others(run) and (restart := restart_without(run, about)):
-            console.note(f"to start it again on hosts that are free: {restart}")
+            console.note(f"to start it again {_elsewhere(run)}: {restart}")
 
 
 def note_unaware(run: Run, kill: str, console: Console) -> None:
@@ -88,7 +88,7 @@ def describe_no_majority(run: Run, about: AboutRun) -> str:
         f"{NOTHING_CHANGES}. Start {which} again, then: {about.command('revive')}"
     )
     restart = restart_without(run, about)
-    where = "on hosts that are free" if _may_use_others(run) else f"without {fold(silent)}"
+    where = _elsewhere(run) if _may_use_others(run) else f"without {fold(silent)}"
     return f"{text}. Or start the run again {where}: {restart}" if restart else text
 
 
@@ -117,6 +117,13 @@ def _may_use_others(run: Run) -> bool:
     """Whether the run waits, and `up` chose its hosts among more of them."""
     started = recent.command_of(run.run_id) if run.waits else None
     return started is not None and started.any_of
+
+
+def _elsewhere(run: Run) -> str:
+    """Where a run starts again that may use other hosts."""
+    awaited = run.waits.hosts if run.waits else ()
+    head = next((host for host, number in run.all_nodes.items() if number == run.head), None)
+    return f"on hosts that are free{f', without what only {head} has saved' if head in awaited else ''}"
 
 
 def describe_briefly(waits: Waits) -> str:
@@ -162,5 +169,5 @@ def advise(run: Run, about: AboutRun) -> str:
     if not unfit:
         text = f"If a host was rebooted: {about.command('revive')}"
         restart = restart_without(run, about)
-        return f"{text}. To start it again on hosts that are free: {restart}" if restart else text
+        return f"{text}. To start it again {_elsewhere(run)}: {restart}" if restart else text
     return f"Not used: {fold(unfit)}, because of {_codes(unfit)}. If you fix that in time, the run continues by itself"

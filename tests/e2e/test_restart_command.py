@@ -242,7 +242,8 @@ def test_a_run_of_any_two_hosts_that_lost_one_moves_to_a_free_one_as_all_say(lab
 
     run = {"launcher": "direct", "grace": 1, "max_restarts": 1, "lease": 4}
     inventory = lab3.inventory(run=run, ssh={"connect_timeout": 3})
-    any_two = ("--hosts", "any 2 of [node-1, node-2, node-0]", "--name", "job", "--", script(lab3, BEGINS_LATE))
+    words = ("torchrun", "--nnodes", "2", script(lab3, BEGINS_LATE))
+    any_two = ("--hosts", "any 2 of [node-1, node-2, node-0]", "--name", "job", "--", *words)
     first = start(lab3, inventory, *any_two)
     wait_for_state(lab3, inventory, first, "running")
     used = [node["host"] for node in runs(lab3, inventory)[first]["nodes"]]
@@ -252,6 +253,11 @@ def test_a_run_of_any_two_hosts_that_lost_one_moves_to_a_free_one_as_all_say(lab
     for words in (("ps",), ("describe", "-i"), ("diagnose", "-i")):
         shown = orch(lab3, *words, inventory)
         assert command in " ".join((shown.stdout + shown.stderr).split()), (words, shown)
+    free = next(host for host in lab3.hosts if host.name not in used)
+    free.crash()
+    few = ok(orch(lab3, "restart", "job", "-d", "-i", inventory), 4).stderr
+    assert "not stopped" in few and runs_here()[first]["state"] == "waiting", few
+    free.boot()
     again = ok(orch(lab3, "restart", "job", "-d", "-i", inventory, timeout=90)).stdout.split()[0]
     now = {node["host"] for node in runs_here()[again]["nodes"]}
     assert now == {host.name for host in lab3.hosts} - {used[1]}

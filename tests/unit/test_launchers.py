@@ -660,6 +660,19 @@ def test_a_program_after_mpirun_is_started_by_a_real_one(tmp_path: Path, monkeyp
     assert snapshot is not None and [entry.path for entry in snapshot.files] == ["a.out"]
 
 
+def test_the_number_of_hosts_of_a_command_agrees_with_any_n() -> None:
+    inventory = model.parse("hosts: any 2 of [a, b, c]\n", "i")
+
+    def applied(words: str) -> model.Inventory:
+        return invocation.apply(inventory, invocation.read(shlex.split(words), inventory, {}))
+
+    assert applied("torchrun --nnodes 2 --nproc_per_node 3 x.py").run.nnodes == "auto"
+    assert applied("mpirun -np 4 python x.py").hosts[0].nproc_per_node == 2
+    for number in ("3", "1:2"):
+        with pytest.raises(UsageError, match="any 2"):
+            applied(f"torchrun --nnodes {number} x.py")
+
+
 def test_a_program_around_each_rank_cannot_be_preloaded() -> None:
     text = TWO + 'launchers: {pin: {scope: rank, argv: [numactl, "--membind={local_rank}", "{command}"]}}\n'
     pin = launchers.choose(model.parse(text + "run: {launcher: pin}", "i"))
