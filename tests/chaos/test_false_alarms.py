@@ -57,8 +57,9 @@ def end(lab: Lab, inventory: Path, run_id: str) -> None:
     assert_clean(lab, run_id)
 
 
-@pytest.mark.short
-@pytest.mark.parametrize(("head_lost", "victim"), [("elect", 1), ("elect", 0), ("stop", 1)])
+@pytest.mark.parametrize(
+    ("head_lost", "victim"), [("elect", 1), pytest.param("elect", 0, marks=pytest.mark.short), ("stop", 1)]
+)
 def test_a_host_that_reported_a_wait_says_that_the_run_continues(lab3: Lab, head_lost: str, victim: int) -> None:
     inventory, run_id = begin(lab3, head_lost, {"command": "cat >> ~/news"})
     host, other = lab3.hosts[victim], lab3.hosts[1 - victim]

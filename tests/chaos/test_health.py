@@ -96,7 +96,6 @@ def test_a_head_with_a_full_disk_gives_up_the_lead(lab3: Lab) -> None:
     assert not news[0] and '"state": "restarting"' in news[1] and '"state": "waiting"' not in news[1]
 
 
-@pytest.mark.short
 def test_a_host_with_a_full_disk_is_shown_as_not_used(lab3: Lab) -> None:
     """Its disk does not take the record that it has no rank any more."""
     run_keys = {"launcher": "direct", "max_restarts": 1, "nnodes": "2:3"}

@@ -9,6 +9,7 @@ import re
 import select
 
 import pyte
+import pytest
 from lab.lab import Lab
 from lab.waiting import wait_until
 
@@ -57,6 +58,7 @@ def test_the_next_attempt_of_a_run_takes_a_host_that_was_added(lab3: Lab) -> Non
     assert_clean(lab3, run_id)
 
 
+@pytest.mark.full
 def test_a_run_that_began_without_a_host_elects_a_head_after_it_was_added(lab3: Lab) -> None:
     run = {"launcher": "direct", "nnodes": "2:3", "max_restarts": 1, "head_lost": "elect", "lease": 3}
     inventory = lab3.inventory(run=run)

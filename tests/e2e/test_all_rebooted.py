@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from lab.lab import Lab
 
 from .driver import assert_clean, ok, orch, runs, script, start, wait_for_state
@@ -57,6 +58,7 @@ def test_commands_say_that_cron_starts_the_run_again_and_kill_prevents_it(lab2: 
     ok(orch(lab2, "prune", inventory, "--run", "nightly"))
 
 
+@pytest.mark.full
 def test_a_run_comes_back_after_the_leftovers_were_removed_and_restart_and_kill_all_end_it(lab2: Lab) -> None:
     run_id, inventory = start_and_reboot(lab2)
     ok(orch(lab2, "kill", "--leftovers", "-i", inventory))

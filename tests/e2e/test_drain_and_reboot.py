@@ -85,6 +85,7 @@ def test_the_loss_of_a_head_that_nobody_replaces_is_an_event(lab2: Lab) -> None:
     assert loss in events(lab2, run_id)
 
 
+@pytest.mark.full
 def test_all_commands_say_for_which_host_a_run_waits(lab2: Lab) -> None:
     inventory = lab2.inventory(run={"launcher": "direct", "max_restarts": 1, "lease": 3})
     run_id = start(lab2, inventory, "--", script(lab2, WAITS))

@@ -70,6 +70,7 @@ def test_a_run_waits_for_a_host_that_does_not_answer_unless_it_is_forced(lab3: L
     assert list(holders(lab3, inventory)) == ["last", "very-last"], said
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_files_that_were_not_fetched_on_one_host_keep_the_run_on_all(lab2: Lab) -> None:
     inventory = lab2.inventory(run=KEEP_ONE)

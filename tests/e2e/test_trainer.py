@@ -126,6 +126,7 @@ def test_a_run_stopped_by_sigterm_and_resumed_ends_bit_for_bit_like_an_undisturb
     assert_same_weights(tmp_path / "undisturbed", tmp_path / "stopped")
 
 
+@pytest.mark.full
 def test_snapshots_in_memory_lose_few_steps_of_killed_ranks_and_change_no_bit(
     finished: tuple[Path, str], tmp_path: Path
 ) -> None:

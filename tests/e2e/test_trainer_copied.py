@@ -96,6 +96,7 @@ def test_samples_do_not_depend_on_the_process_that_loads_them(random_folder: Pat
     assert losses(one) == losses(other)
 
 
+@pytest.mark.full
 def test_signals_save_and_stop_a_run_whose_samples_are_loaded_by_workers(folder: Path) -> None:
     """torchrun sends SIGTERM to the process groups of its ranks, and so to the workers of the loader too."""
     flags = ("--max-steps=400", "--save-every=400", "--eval-every=400", "--workers=1")

@@ -33,6 +33,7 @@ def test_two_ranks_on_one_host_and_one_on_two_others_train_as_one_process_does(l
     assert_clean(lab3)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_plain_torchrun_trains_on_hosts_whose_own_name_is_127_0_1_1(lab2: Lab) -> None:
     """As Debian writes /etc/hosts. Gloo would publish 127.0.1.1 to the other host."""

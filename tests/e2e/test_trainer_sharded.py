@@ -130,6 +130,7 @@ def test_a_rank_of_four_holds_little_more_than_a_quarter_of_the_model(folder: Pa
     assert max(held["fsdp"]) <= 0.3 * min(held["ddp"]), held
 
 
+@pytest.mark.full
 def test_hosts_without_a_shared_disk_copy_the_parts_that_they_lack(
     two: list[str], folder: Path, tmp_path: Path
 ) -> None:
@@ -304,6 +305,7 @@ with dist.joined("cpu", find(os.environ)) as world:
 """
 
 
+@pytest.mark.full
 def test_ranks_end_when_one_is_lost_while_they_save(tmp_path: Path) -> None:
     """Some have lost its message, and others wait for one of theirs."""
     with started(4, tmp_path, "-c", LOST) as ranks:

@@ -157,7 +157,10 @@ def test_a_stop_ends_a_run_after_an_election(runs: Runs, tmp_path: Any) -> None:
         assert run.record("exit.json", node)["verdict"]["state"] == "killed"  # type: ignore[index]
 
 
-@pytest.mark.parametrize("lost", [(0, 1), (2, 3)], ids=["with the head", "without it"])
+@pytest.mark.parametrize(
+    "lost",
+    [pytest.param((0, 1), id="with the head"), pytest.param((2, 3), id="without it", marks=pytest.mark.full)],
+)
 def test_a_run_without_a_majority_stops_and_ends(runs: Runs, tmp_path: Any, lost: tuple[int, int]) -> None:
     heard = tmp_path / "heard"
     options, notify = electing("auto", rejoin_timeout=10), {"command": f"cat >> {heard}"}

@@ -316,6 +316,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_a_training_with_torch_behaves_as_under_python(runs: Runs, folder: Path) -> None:
     (folder / "train.py").write_text(TORCH)
     # each rank starts two workers that import torch again
