@@ -162,7 +162,7 @@ def _finding(finding: Finding, severity: str, width: int) -> str:
 
 
 def _choices(report: Report, width: int) -> list[str]:
-    """What `up` would choose. The inventory can override each choice."""
+    """What `up` would choose. The inventory can override each choice; what all hosts override is left out."""
     plan, network, facts = report.plan, report.network, report.facts
     lines = ["chosen:"]
     if network is not None and network.head in network.addresses:
@@ -174,12 +174,19 @@ def _choices(report: Report, width: int) -> list[str]:
     lines.append(f"  rendezvous port           {f'a free port in {low}-{high}' if port == 'auto' else port}")
     if resolved := report.resolved:
         threads = {
-            node.host.name: max(1, facts[node.host.name].cores // max(1, int(node.nproc))) for node in resolved.nodes
+            max(1, facts[node.host.name].cores // max(1, int(node.nproc)))
+            for node in resolved.nodes
+            if "OMP_NUM_THREADS" not in node.env
         }
-        values = ", ".join(str(count) for count in sorted(set(threads.values())))
-        lines.append(f"  OMP_NUM_THREADS           {values}  (cores / ranks of a host)")
-    lines.append("  RES_OPTIONS               timeout:1 attempts:1  (against slow name servers)")
-    lines += [f"  {choice.variable:24}  {choice.value}  ({choice.why})" for choice in report.choices]
+        if threads:
+            values = ", ".join(map(str, sorted(threads)))
+            lines.append(f"  OMP_NUM_THREADS           {values}  (cores / ranks of a host)")
+    dns = AutoEnv("RES_OPTIONS", "timeout:1 attempts:1", "against slow name servers")
+    lines += [
+        f"  {choice.variable:24}  {choice.value}  ({choice.why})"
+        for choice in (dns, *report.choices)
+        if not all(choice.variable in node.env for node in plan.nodes)
+    ]
     indent = " " * _LABEL
     return [
         part for line in lines for part in textwrap.wrap(line, width, subsequent_indent=indent, drop_whitespace=True)

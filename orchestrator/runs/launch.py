@@ -191,6 +191,7 @@ def _show_start(resolved: Plan, auto: Sequence[AutoEnv], context: LaunchContext)
         + (f"; witness: {resolved.witness}" if resolved.witness else "")
         + f" ({context.timing.summarize('connect', 'check', 'send')})"
     )
+    auto = [choice for choice in auto if not all(choice.variable in node.env for node in resolved.nodes)]
     if auto:
         context.step("chosen: " + ", ".join(f"{choice.variable}={choice.value} ({choice.why})" for choice in auto))
 

@@ -35,7 +35,8 @@ class OutOfReach:
     @property
     def advice(self) -> str:
         """One line. It may be that the host answers, and was only not chosen."""
-        advice = f"To continue from what rank 0 saved on {self.host}, start the run with {self.host}"
+        host = self.host
+        advice = f"To continue from what rank 0 saved on {host}, start the run with {host} before it saves elsewhere"
         if self.resume == "head" and len({*map(int, self.newest.values())}) > 1:
             # the head's may be the older ones, and the others are made equal to them
             advice += ". For the newest of the others, if every rank saves all, add --set run.resume=newest"

@@ -114,3 +114,12 @@ def test_scattered_names_do_not_push_the_table_off_the_screen() -> None:
     odd = {f"gpu_{number:02}": OLD_DRIVER for number in range(1, 64, 3)}
     lines = render(report("gpu-[01-64]", **odd), 80, colour=False).splitlines()
     assert max(map(len, lines)) <= 80
+
+
+def test_what_the_user_sets_on_all_hosts_is_not_chosen() -> None:
+    healthy = REPORTS["healthy"]
+    variables = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:2"}
+    nodes = tuple(replace(node, env=variables) for node in healthy.plan.nodes)
+    given = render(replace(healthy, plan=replace(healthy.plan, nodes=nodes)), 100, colour=False)
+    chosen = render(healthy, 100, colour=False)
+    assert all(name in chosen and name not in given for name in variables)

@@ -215,7 +215,10 @@ class Leader:
     def _note_aside(self, number: int, planned: copies.Copies, kept: str) -> None:
         host, files = self._hosts[number], copies.files_of(len(planned.aside))
         if planned.aside and planned.keep:
-            what = "%s: %s that rank 0 saved there moved to %s in the output folder: the ranks resume from other files"
+            what = (
+                "%s: %s that rank 0 saved there moved to %s in the output folder: the ranks resume from other files. "
+                "To resume from these again: docs/resume.md, After the head was lost"
+            )
             self._note(what % (host, files, kept))
         elif planned.emptied:
             more = ", ..." if len(planned.emptied) > 1 else ""
