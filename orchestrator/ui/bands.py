@@ -12,6 +12,8 @@ from .svg import Points, short
 COLUMNS = 60  # of the heat map, and of a band; at most
 MAX_ROWS = 64  # of the heat map; with more ranks, neighbours share a row, which shows the slowest of them
 CELL_HEIGHT, LABEL_WIDTH, WIDTH = 10, 58, 1120
+LABELS = 16  # about so many rows have one
+LABEL_HEIGHT = 14  # of a cell, where all rows have one
 COLD_TO_HOT = ("#0060a0", "#3f86b5", "#86b0c8", "#d9d9d2", "#f0b46a", "#e07b39", "#b3261e")
 """From faster than the median rank of the same time to slower."""
 IDLE_TO_BUSY = ("#b3261e", "#e07b39", "#f0b46a", "#c9d6c0", "#7fb894", "#00734f")
@@ -82,18 +84,20 @@ def _grid(
     order = sorted(lines)
     rows = [order[start : start + together] for start in range(0, len(order), together)]
     columns = _columns(lines.values())
-    width, height = (WIDTH - room) / columns, len(rows) * CELL_HEIGHT
+    cell = LABEL_HEIGHT if len(rows) < 2 * LABELS else CELL_HEIGHT
+    width, height = (WIDTH - room) / columns, len(rows) * cell
     parts = [f'<svg viewBox="0 0 {WIDTH} {height + 16}" role="img" aria-label="{escape(title)}">']
     for number, members in enumerate(rows):
-        y = number * CELL_HEIGHT
-        if number % max(1, len(rows) // 16) == 0:
-            parts.append(f'<text x="{room - 6}" y="{y + 9}" text-anchor="end">{escape(names[members[0]])}</text>')
+        y = number * cell
+        if number % max(1, len(rows) // LABELS) == 0:
+            name = escape(names[members[0]])
+            parts.append(f'<text x="{room - 6}" y="{y + cell - 2}" text-anchor="end">{name}</text>')
         known = [[cells[column][row] for row in members if row in cells.get(column, {})] for column in range(columns)]
         colours = [colour(column, values) if values else "" for column, values in enumerate(known)]
         for first, count, fill in _stretches(colours):
             if fill:
-                x = room + first * width
-                parts.append(f'<rect x="{x:.1f}" y="{y}" width="{count * width:.1f}" height="9" fill="{fill}"/>')
+                place = f'x="{room + first * width:.1f}" y="{y}" width="{count * width:.1f}" height="{cell - 1}"'
+                parts.append(f'<rect {place} fill="{fill}"/>')
     xs = [x for points in lines.values() for x, _ in points]
     parts.append(f'<text x="{room}" y="{height + 12}">{short(min(xs))}</text>')
     parts.append(f'<text x="{WIDTH}" y="{height + 12}" text-anchor="end">{short(max(xs))}</text></svg>')

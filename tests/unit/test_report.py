@@ -457,7 +457,7 @@ def test_a_slow_rank_stands_out_in_the_heat_map() -> None:
     ranks = {rank: [(float(step), 2.0 if (rank, step) == (5, 3) else 1.0) for step in range(4)] for rank in range(8)}
     drawn = bands.heat_map("step time", ranks, "step")
     (slow,) = re.findall(rf'<rect x="([0-9.]+)" y="(\d+)"[^>]*fill="{bands.COLD_TO_HOT[-1]}"', drawn)
-    assert float(slow[0]) > bands.WIDTH / 2 and int(slow[1]) == 5 * bands.CELL_HEIGHT
+    assert float(slow[0]) > bands.WIDTH / 2 and int(slow[1]) == 5 * bands.LABEL_HEIGHT
     assert bands.heat_map("step time", {0: ranks[0]}, "step") == ""
 
 
@@ -467,7 +467,7 @@ def test_a_host_whose_gpus_were_idle_stands_out() -> None:
     }
     drawn = bands.use_map("GPU", hosts, "seconds")
     (idle,) = re.findall(rf'<rect x="([0-9.]+)" y="(\d+)"[^>]*fill="{bands.IDLE_TO_BUSY[0]}"', drawn)
-    assert float(idle[0]) > bands.WIDTH / 2 and int(idle[1]) == 2 * bands.CELL_HEIGHT and ">gpu-2</text>" in drawn
+    assert float(idle[0]) > bands.WIDTH / 2 and int(idle[1]) == 2 * bands.LABEL_HEIGHT and ">gpu-2</text>" in drawn
     assert bands.use_map("GPU", {}, "seconds") == bands.use_map("GPU", {"gpu-0": hosts["gpu-0"]}, "seconds") == ""
 
 
