@@ -64,7 +64,7 @@ def test_a_killed_controller_and_cut_sessions_lose_no_line(lab2: Lab, after: int
         up.wait()
     for host in lab2.hosts:
         host.sshd_kill_sessions()
-    (run_id,) = [run_id for run_id, run in runs(lab2, inventory).items() if run["state"] == "running"]
+    (run_id,) = runs(lab2, inventory)  # on a busy machine it may have ended by now
     followed = ok(orch(lab2, "logs", "-f", "--json", run_id, "-i", inventory))
     lines = [json.loads(line) for line in followed.stdout.splitlines()]
     assert counts(lines) == {0: list(range(200)), 1: list(range(200))}
@@ -82,7 +82,7 @@ def test_up_that_a_signal_ends_says_that_the_run_continues(lab2: Lab, number: si
         up.send_signal(number)
         assert "run continues" in up.stderr.read()
         assert up.wait() == -number
-    (run_id,) = [run_id for run_id, run in runs(lab2, inventory).items() if run["state"] == "running"]
+    (run_id,) = runs(lab2, inventory)  # on a busy machine it may have ended by now
     ok(orch(lab2, "logs", "-f", run_id, "-i", inventory))
     assert_clean(lab2, run_id)
 
