@@ -20,4 +20,5 @@ def goes_on(words: Sequence[str], file: str, text: bytes) -> bool:
     before = words[: words.index(file)] if file in words else ()
     if not before or Path(before[0]).name not in SHELLS or any(re.fullmatch(r"-\w*e\w*", word) for word in before):
         return False
-    return len(_COMMAND.findall(text)) > 1 and not _SET.search(text) and not _SHEBANG.match(text)
+    whole = text.replace(b"\\\n", b" ")  # a command may take several lines
+    return len(_COMMAND.findall(whole)) > 1 and not _SET.search(text) and not _SHEBANG.match(text)

@@ -13,6 +13,7 @@ from orchestrator.plan import errexit
         ("bash run.sh", "pip install x\ntorchrun train.py\n", True),
         ("/bin/sh run.sh a", "cd code\n\npython train.py\n", True),
         ("bash run.sh", "#!/bin/bash\n# notes\nexport A=1\nB=2\ntorchrun train.py\n", False),  # one command
+        ("bash run.sh", "torchrun --nnodes 2 \\\n  --nproc_per_node 4 \\\n  train.py\n", False),
         ("bash run.sh", "set -e\npip install x\ntorchrun train.py\n", False),
         ("bash run.sh", "  set -x -euo pipefail\npip install x\ntorchrun train.py\n", False),
         ("bash run.sh", "set -o errexit\npip install x\ntorchrun train.py\n", False),
