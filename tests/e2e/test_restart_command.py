@@ -264,6 +264,20 @@ def test_a_run_of_any_two_hosts_that_lost_one_moves_to_a_free_one_as_all_say(lab
     ok(orch(lab3, "kill", again, "-i", inventory, "--hosts", ",".join(now), "--grace", "0"))
 
 
+@pytest.mark.timeout(180)
+def test_a_run_of_any_two_hosts_that_lost_its_head_is_told_what_is_out_of_reach_before_it_ends(lab3: Lab) -> None:
+    run = {"launcher": "direct", "grace": 1, "max_restarts": 1, "lease": 4, "resume": "head"}
+    inventory = lab3.inventory(run=run, ssh={"connect_timeout": 3})
+    words = ("--hosts", "any 2 of [node-0, node-1, node-2]", "--name", "job", "--", script(lab3, BEGINS_LATE))
+    first = start(lab3, inventory, *words)
+    wait_for_state(lab3, inventory, first, "running")
+    lab3.hosts[0].crash()
+    said = ok(orch(lab3, "restart", "job", "-d", "-i", inventory, timeout=90))
+    warned, stopped = said.stderr.find("rank 0 ran last"), said.stderr.find("- stopping run")
+    assert 0 <= warned < stopped, said.stderr
+    ok(orch(lab3, "kill", said.stdout.split()[0], "-i", inventory, "--hosts", "node-[1-2]", "--grace", "0"))
+
+
 SAVES_LATE = """
 import os, signal, time
 def save(*_):
